@@ -1,0 +1,27 @@
+"""engine: LLM inference in which every part is a plugin.
+
+The public face, loaded lazily so that importing it costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.hooks import hookimpl
+    from engine.llm import LLM
+    from engine.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {"LLM": "engine.llm", "SamplingParams": "engine.sampling_params", "hookimpl": "engine.hooks"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+__all__ = ["LLM", "SamplingParams", "__version__", "hookimpl"]

@@ -1,0 +1,54 @@
+"""The small operations around the matrix products: norms, rotary embedding, gated activation.
+
+`select` picks one implementation for a device while the engine is composed; models call its methods directly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from engine.device import DeviceProfile
+
+
+class Ops(ABC):
+    """One implementation. Inputs are [T, …] with a dense last axis; results are fresh unless said otherwise."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last axis. Statistics in float32; rounded to x's dtype, then multiplied."""
+
+    @abstractmethod
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place; returns rms_norm(residual, weight, eps)."""
+
+    @abstractmethod
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Rotate q [T, H, D] and k [T, KVH, D] in place (views into a merged projection are fine).
+
+        cos_sin: float32 [max positions, R], cosines in the first R/2 columns and sines in the rest, multiplied by any
+        attention factor. The first R of the D elements rotate, element i with element i + R/2.
+        """
+
+    @abstractmethod
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 I] -> [T, I]: silu of the first half times the second."""
+
+
+def select(device: DeviceProfile, dtype: torch.dtype) -> Ops:
+    """The fastest implementation that runs on the device with this dtype."""
+    from engine.ops.reference import TorchOps
+
+    if device.kind == "cpu":
+        from engine.ops import native
+
+        if native.supports(device, dtype):
+            return native.NativeOps()
+    return TorchOps()
+
+
+__all__ = ["Ops", "select"]

@@ -1,0 +1,42 @@
+"""Extension points, one module each: the data passed, the abstract class that plugins subclass, and the collecting hook.
+
+Hooks run while an engine is composed. What an offer builds is called directly afterwards; no hook runs on the step.
+"""
+
+from __future__ import annotations
+
+from engine.specs import (
+    attention,
+    cli_command,
+    executor,
+    kv_cache,
+    kv_connector,
+    model,
+    model_source,
+    observer,
+    quantization,
+    scheduling,
+    server_route,
+    speculator,
+    weight_loader,
+)
+
+POINTS = (
+    attention,
+    kv_cache,
+    kv_connector,
+    speculator,
+    model,
+    model_source,
+    weight_loader,
+    quantization,
+    executor,
+    scheduling,
+    observer,
+    cli_command,
+    server_route,
+)
+"""Every spec module. Each has `API` (the number of its contract), `HOOK` (the hook's name) and `SECTION` (its YAML key or
+None)."""
+
+__all__ = ["POINTS", *(m.__name__.rsplit(".", 1)[-1] for m in POINTS)]

@@ -1,0 +1,121 @@
+"""Extension point: attention backends.
+
+Collecting hook, asked once while the engine is composed. What an offer builds is called directly: `plan` once a step,
+`forward` once a layer, both on the runner's thread. A backend decides how a page of KV is laid out; the core allocates.
+
+`build(options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend`
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from engine.hooks import hookspec
+from engine.plugin import KVKind, Offer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+API: Final = 1
+HOOK: Final = "attention_backends"
+SECTION: Final = "attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What a model asks of attention; the same for all of its layers but for the window.
+
+    For kind `mla`, queries come absorbed: `head_dim` is latent + rope (576 in DeepSeek), `v_head_dim` the latent width
+    (512), `kv_heads` is 1, and V is the first `v_head_dim` columns of the stored row.
+    """
+
+    kind: KVKind
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    scale: float
+    windows: tuple[int | None, ...]  # per layer: tokens a query sees, itself included; None is all
+    softcap: float | None
+    dtype: str  # of queries, keys, values and of the cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """How one layer's pages are stored: one tensor per part, of shape `[num_pages, *part]`.
+
+    `parts` maps a name ("k", "v", "latent") to the shape of one page. Pages are outermost, so that a page of a part is
+    one run of bytes and a connector can move it without knowing what is inside.
+    """
+
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    dtype: str
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionBatch:
+    """The ragged batch of one step: R requests with T tokens in all, request r owning tokens query_start[r]:[r+1].
+
+    The first `num_decodes` requests have exactly one token each and no tree. Host arrays describe the same batch as
+    the tensors and may be read without a device sync; nothing here may be written by a backend.
+    """
+
+    query_start: Tensor  # int32 [R + 1]
+    seq_lens: Tensor  # int32 [R]; tokens in the cache once this step's are stored
+    block_tables: Tensor  # int32 [R, P]; page ids in order, rows padded with 0
+    slot_mapping: Tensor  # int64 [T]; page id * page_size + offset
+    positions: Tensor  # int64 [T]
+    num_decodes: int
+    query_lens_host: np.ndarray  # int32 [R]
+    seq_lens_host: np.ndarray  # int32 [R]
+    tree_masks: dict[int, Tensor] | None = None
+    """Request index -> bool [q, q]: which of its own new tokens each new token sees. Absent means causal."""
+
+
+class AttentionBackend(ABC):
+    """Reads and writes the paged KV of one model."""
+
+    @abstractmethod
+    def kv_layout(self) -> KVLayout:
+        """The page layout this backend reads and writes."""
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Prepare what all layers of one step share. The result is handed to `forward` untouched."""
+
+    @abstractmethod
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Any) -> Tensor:
+        """Store k and v at the slot mapping, then attend.
+
+        Args:
+            layer: index into `AttentionShape.windows`.
+            q: [T, heads, head_dim], rotated; rows may be strided, the last axis is dense.
+            k: [T, kv_heads, head_dim], rotated; for `mla` the whole latent row. Strides as for q.
+            v: [T, kv_heads, v_head_dim]; None for `mla`.
+            kv: this layer's parts, in the order of the layout.
+            plan: what `plan` returned for this step.
+
+        Returns:
+            [T, heads, v_head_dim], contiguous, in the dtype of q.
+        """
+
+
+@hookspec
+def attention_backends() -> Iterable[Offer[AttentionBackend]]:  # type: ignore[empty-body]
+    """Offer attention backends. Must not import torch."""
+
+
+__all__ = [
+    "API",
+    "HOOK",
+    "SECTION",
+    "AttentionBackend",
+    "AttentionBatch",
+    "AttentionShape",
+    "KVLayout",
+    "attention_backends",
+]

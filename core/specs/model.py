@@ -1,0 +1,105 @@
+"""Extension point: model implementations.
+
+An offer says which architectures it implements and reads a profile off a `config.json` without touching a weight. What
+it builds is called by the runner once a step.
+
+`build(options, *, config: dict, profile: ModelProfile, weights: WeightSource, linears: Quantization, ops: Ops,
+device: torch.device, dtype: torch.dtype) -> Model`
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from engine.hooks import hookspec
+from engine.plugin import KVKind, Offer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+API: Final = 1
+HOOK: Final = "models"
+SECTION: Final = "model"
+
+ANY_ARCHITECTURE: Final = "*"
+"""In `ModelOffer.architectures`: takes whatever no other offer names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """What the rest of the engine may know of a model, read from its `config.json` alone."""
+
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    max_context: int  # tokens
+    kv_kind: KVKind
+    heads: int
+    kv_heads: int
+    head_dim: int  # width of a query and key head; for `mla` of the latent row
+    v_head_dim: int
+    scale: float
+    windows: tuple[int | None, ...]  # per layer, tokens seen
+    softcap: float | None
+    dtype: str  # the checkpoint's
+    eos_token_ids: tuple[int, ...]
+    parameters: int  # number of weights, embeddings included
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements kept for one token over all layers."""
+        row = self.head_dim if self.kv_kind is KVKind.MLA else self.head_dim + self.v_head_dim
+        return self.layers * self.kv_heads * row
+
+
+class Forward(ABC):
+    """What a model may call while it runs a step. Made by the runner."""
+
+    @abstractmethod
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
+        """Store KV and attend, as `AttentionBackend.forward` documents; returns [T, heads, v_head_dim]."""
+
+    def tap(self, layer: int, hidden: Tensor) -> None:  # noqa: B027
+        """Show the hidden state [T, hidden] that enters `layer` (residual included); ignored unless somebody asked."""
+
+
+class Model(ABC):
+    """A decoder that keeps its KV through `Forward.attend`. It runs under `torch.inference_mode`."""
+
+    profile: ModelProfile
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
+        """Ragged tokens int64 [T] at positions int64 [T] -> hidden states [T, hidden] after the final norm."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, vocab]; may be a view into a buffer that the next call overwrites."""
+
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOffer(Offer[Model]):
+    """An offer that also knows which checkpoints it can read.
+
+    `profile` raises ValueError, naming the field, when the config asks for what the implementation lacks. It must not
+    import torch.
+    """
+
+    architectures: frozenset[str]
+    profile: Callable[[Mapping[str, Any]], ModelProfile]
+
+
+@hookspec
+def models() -> Iterable[ModelOffer]:  # type: ignore[empty-body]
+    """Offer model implementations. Must not import torch."""
+
+
+__all__ = ["ANY_ARCHITECTURE", "API", "HOOK", "SECTION", "Forward", "Model", "ModelOffer", "ModelProfile", "models"]

@@ -1,0 +1,52 @@
+"""Extension point: model sources, which turn `SCHEME:REST` of the YAML into files on this machine.
+
+Called once at start-up, before anything is loaded.
+
+`build(options) -> ModelSource`
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.hooks import hookspec
+from engine.plugin import Offer
+
+API: Final = 1
+HOOK: Final = "model_sources"
+SECTION: Final = None
+
+Progress = Callable[[float, str], None]
+"""Called with the share done (0..1) and a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Where a model lies: a folder in the Hugging Face layout, or one file (GGUF)."""
+
+    path: Path
+    name: str  # what clients may call the model unless the YAML says otherwise
+
+
+class ModelSource(ABC):
+    """Resolves one scheme."""
+
+    @abstractmethod
+    def resolve(self, rest: str, progress: Progress) -> ModelFiles:
+        """Make the files available locally.
+
+        Raises:
+            FileNotFoundError: with a sentence that says what was looked for, where, and how to get it.
+        """
+
+
+@hookspec
+def model_sources() -> Iterable[Offer[ModelSource]]:  # type: ignore[empty-body]
+    """Offer model sources; the offer's name is the scheme. Must not import torch."""
+
+
+__all__ = ["API", "HOOK", "SECTION", "ModelFiles", "ModelSource", "Progress", "model_sources"]

@@ -1,0 +1,28 @@
+"""Extension point: routes of the HTTP server.
+
+`build(options, *, state: Any) -> fastapi.APIRouter`; `state` is the server's `ServerState` (client, tokenizer, config).
+Routes stand behind the API key like the built-in ones; a path that exists already is refused at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from engine.hooks import hookspec
+from engine.plugin import Offer
+
+if TYPE_CHECKING:
+    import fastapi
+
+API: Final = 1
+HOOK: Final = "server_routes"
+SECTION: Final = "server"
+
+
+@hookspec
+def server_routes() -> Iterable[Offer[fastapi.APIRouter]]:  # type: ignore[empty-body]
+    """Offer routers; they are mounted when `server.routes` names them. Must not import torch."""
+
+
+__all__ = ["API", "HOOK", "SECTION", "server_routes"]

@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI-compatible routes, streaming, metrics, and the `engine` command."""
