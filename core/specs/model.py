@@ -97,9 +97,23 @@ class ModelOffer(Offer[Model]):
     profile: Callable[[Mapping[str, Any]], ModelProfile]
 
 
+OFFER: Final = ModelOffer
+
+
 @hookspec
 def models() -> Iterable[ModelOffer]:  # type: ignore[empty-body]
     """Offer model implementations. Must not import torch."""
 
 
-__all__ = ["ANY_ARCHITECTURE", "API", "HOOK", "SECTION", "Forward", "Model", "ModelOffer", "ModelProfile", "models"]
+__all__ = [
+    "ANY_ARCHITECTURE",
+    "API",
+    "HOOK",
+    "OFFER",
+    "SECTION",
+    "Forward",
+    "Model",
+    "ModelOffer",
+    "ModelProfile",
+    "models",
+]

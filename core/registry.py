@@ -1,0 +1,201 @@
+"""What the installed plugins offer.
+
+A registry is a value made from entry points (or, in tests, from plugin objects). Reading metadata costs milliseconds;
+plugin modules are imported when the first offer is asked for. A plugin that fails is kept with the reason, and is an
+error only for whoever asks for it by name.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import pluggy
+
+from engine.discovery import Entry, State, discover, nearest
+from engine.errors import PluginError
+from engine.hooks import HOOK_API, PROJECT
+from engine.plugin import Offer, Options
+from engine.specs import POINTS
+
+T = TypeVar("T")
+
+_POINTS: Mapping[str, ModuleType] = {point.HOOK: point for point in POINTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Owned(Generic[T]):
+    """An offer and the entry point it came through."""
+
+    offer: Offer[T]
+    entry: Entry
+
+
+class UnknownComponent(PluginError):
+    """No installed plugin offers this name."""
+
+
+class BrokenPlugin(PluginError):
+    """The plugin that was asked for is installed but can't be used."""
+
+
+class Registry:
+    """The plugins of this process. Loading happens once, on the first question about offers."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+        """Every entry point as the metadata describe it; `load` says what importing made of them."""
+
+    @classmethod
+    def discover(cls, allow: Collection[str] | None = None, deny: Collection[str] = ()) -> Registry:
+        """Read the installed entry points; imports no plugin. Raises as `engine.discovery.discover` does."""
+        return cls(discover(allow, deny))
+
+    @classmethod
+    def of(cls, plugins: Mapping[str, object], distribution: str = "given") -> Registry:
+        """A registry of plugin objects (modules, or anything with hook implementations) under the given names."""
+        return cls(
+            [
+                Entry(name=name, distribution=distribution, version="0", api=HOOK_API, load=lambda it=plugin: it)  # type: ignore[misc]
+                for name, plugin in plugins.items()
+            ]
+        )
+
+    def load(self) -> tuple[Entry, ...]:
+        """Import what may be imported; the entries with the state each has come to.
+
+        Raises:
+            PluginError: two plugins offer one name at one extension point.
+        """
+        return self._loaded[0]
+
+    def offers(self, point: str) -> tuple[Owned[Any], ...]:
+        """Every usable offer of an extension point (its hook's name), sorted by name. Raises as `load` does."""
+        return tuple(self._loaded[1][point].values())
+
+    def get(self, point: str, name: str) -> Owned[Any]:
+        """The offer of that name.
+
+        Raises:
+            UnknownComponent: nobody offers it; the sentence lists what is installed.
+            BrokenPlugin: a plugin of that name is installed but failed, is refused or is denied.
+        """
+        offers = self._loaded[1][point]
+        if name in offers:
+            return offers[name]
+        failed = [e for e in self.load() if e.state is not State.OK]
+        for entry in failed:
+            if name in (entry.name, entry.name.rpartition(".")[2]):
+                raise BrokenPlugin(f"{noun(point)} {name!r} can't be used: {_complaint(entry)}")
+        installed = ", ".join(offers) or "none at all"
+        raise UnknownComponent(
+            f"no {noun(point)} named {name!r}; installed: {installed}{nearest(name, offers)}{_suspects(failed)}"
+        )
+
+    @cached_property
+    def _loaded(self) -> tuple[tuple[Entry, ...], dict[str, dict[str, Owned[Any]]]]:
+        manager = pluggy.PluginManager(PROJECT)
+        for point in POINTS:
+            manager.add_hookspecs(point)
+        entries: list[Entry] = []
+        offers: dict[str, dict[str, Owned[Any]]] = {point: {} for point in _POINTS}
+        for entry in self.entries:
+            if entry.state is State.FOUND:
+                entry, found = _load(manager, entry)
+                for point, offer in found:
+                    _add(offers[point], noun(point), Owned(offer, entry))
+            entries.append(entry)
+        return tuple(entries), {point: dict(sorted(named.items())) for point, named in offers.items()}
+
+
+def noun(point: str) -> str:
+    """What one component of an extension point is called in a sentence: `kv_caches` -> `KV cache`."""
+    words = point.replace("_", " ").replace("kv ", "KV ").replace("cli ", "CLI ")
+    return words.removesuffix("ies") + "y" if words.endswith("ies") else words.removesuffix("s")
+
+
+def _complaint(entry: Entry) -> str:
+    return f"the plugin {entry.name!r} of {entry.owner} is {entry.state}: {entry.reason}"
+
+
+def _suspects(failed: Sequence[Entry]) -> str:
+    """A hint at plugins that may offer what nobody else does, were they usable."""
+    unusable = [e for e in failed if e.state is not State.DENIED]
+    if len(unusable) == 1:
+        return f" (and {_complaint(unusable[0])})"
+    return f" ({len(unusable)} plugins are unusable: see `engine plugins list`)" if unusable else ""
+
+
+def _add(named: dict[str, Owned[Any]], what: str, new: Owned[Any]) -> None:
+    first = named.setdefault(new.offer.name, new)
+    if first is not new:
+        raise PluginError(
+            f"the {what} {new.offer.name!r} is offered by {first.entry.owner} ({first.entry.name}) "
+            f"and by {new.entry.owner} ({new.entry.name}); put one of the two into plugins.deny or uninstall it"
+        )
+
+
+def _load(manager: pluggy.PluginManager, entry: Entry) -> tuple[Entry, list[tuple[str, Offer[Any]]]]:
+    """Import one entry point and collect its offers; whatever it raises becomes its reason."""
+    plugin: object | None = None
+    try:
+        plugin = _fresh(manager, entry)
+        manager.register(plugin, name=entry.name)
+        manager.check_pending()  # or else a misspelt hook would pass unseen
+        offers = list(_collect(manager, plugin))
+    except (Exception, SystemExit) as error:
+        if plugin is not None:
+            manager.unregister(plugin)
+        return replace(entry, state=State.BROKEN, reason=_reason(error)), []
+    return replace(entry, state=State.OK), offers
+
+
+def _fresh(manager: pluggy.PluginManager, entry: Entry) -> object:
+    plugin = entry.load()
+    if manager.is_registered(plugin):
+        raise ValueError(f"it is the same object as the plugin {manager.get_name(plugin)!r}")
+    return plugin
+
+
+def _collect(manager: pluggy.PluginManager, plugin: object) -> Iterable[tuple[str, Offer[Any]]]:
+    callers = manager.get_hookcallers(plugin) or []
+    if not callers:
+        raise ValueError("it implements no hook of the engine")
+    for caller in callers:
+        (implementation,) = (i for i in caller.get_hookimpls() if i.plugin is plugin)
+        for offer in implementation.function():
+            _check(_POINTS[caller.name], offer)
+            yield caller.name, offer
+
+
+def _check(point: ModuleType, offer: Any) -> None:
+    """Raise TypeError or ValueError when what a hook returned is no sound offer."""
+    wanted: type[Offer[Any]] = getattr(point, "OFFER", Offer)
+    if not isinstance(offer, wanted):
+        raise TypeError(f"{point.HOOK} returned {type(offer).__name__}, expected {wanted.__name__}")
+    if not isinstance(offer.name, str) or not offer.name or offer.name == "auto":
+        raise ValueError(f"{point.HOOK} offers the name {offer.name!r}, expected a non-empty text other than 'auto'")
+    if offer.api != point.API:
+        raise ValueError(
+            f"{offer.name!r} is written for version {offer.api} of {point.HOOK}, this engine speaks {point.API}"
+        )
+    if not (isinstance(offer.options, type) and issubclass(offer.options, Options)):
+        raise TypeError(f"the options of {offer.name!r} must be a subclass of engine.plugin.Options")
+    if not callable(offer.build):
+        raise TypeError(f"the build of {offer.name!r} can't be called")
+
+
+def _reason(error: BaseException) -> str:
+    """The error in one line, with the place that raised it when that lies in the plugin."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if "importlib" not in f.filename and "pluggy" not in f.filename]
+    return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
+
+
+__all__ = ["BrokenPlugin", "Owned", "Registry", "UnknownComponent", "noun"]
