@@ -1,0 +1,237 @@
+"""Conformance suite for speculators: drafts are valid, bounded, repeatable and harmless, and `forget` leaves nothing.
+
+The target is a toy: a fixed rule from the last two tokens to the next. Drafts go through the engine's own verifier.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from engine.plugin import Flag, KVKind, Offer
+from engine.sampler import Row
+from engine.sampling_params import SamplingParams
+from engine.specs.model import ModelProfile
+from engine.specs.speculator import Draft, DraftContext, Speculator
+from engine.testing.offer import OfferConformance
+from engine.verifier import verify_chain
+
+VOCAB = 64
+
+PROFILE = ModelProfile(
+    architecture="Toy",
+    layers=2,
+    hidden_size=16,
+    vocab_size=VOCAB,
+    max_context=4096,
+    kv_kind=KVKind.GQA,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    v_head_dim=8,
+    scale=8**-0.5,
+    windows=(None, None),
+    softcap=None,
+    dtype="float32",
+    eos_token_ids=(0,),
+    parameters=10_000,
+)
+"""The profile that the suite builds with."""
+
+
+def streams() -> dict[str, list[int]]:
+    """Token streams that index structures find hard: constant, periodic, self-similar, never repeating, extreme."""
+    rng = random.Random(7)
+    thue_morse = [bin(i).count("1") % 2 for i in range(200)]
+    return {
+        "empty": [],
+        "one": [3],
+        "constant": [5] * 120,
+        "period two": [1, 2] * 60,
+        "period three, broken": [1, 2, 3] * 20 + [9] + [1, 2, 3] * 20,
+        "thue-morse": thue_morse,
+        "two letters": [rng.randrange(2) for _ in range(200)],
+        "no repeat": list(range(VOCAB)),
+        "random": [rng.randrange(VOCAB) for _ in range(200)],
+        "quoted": [rng.randrange(VOCAB) for _ in range(60)] * 2,
+        "extreme ids": [0, VOCAB - 1] * 30,
+    }
+
+
+def rule(tokens: Sequence[int]) -> int:
+    """The toy target's next token."""
+    return (tokens[-1] * 5 + tokens[-2] * 3 + 1) % 11
+
+
+class SpeculatorConformance(OfferConformance):
+    """Subclasses set `offer` and `module`; see `OfferConformance`."""
+
+    offer: ClassVar[Offer[Any]]
+    max_draft: ClassVar[int] = 5
+
+    @pytest.fixture
+    def speculator(self) -> Speculator:
+        """A fresh one."""
+        return self.build()
+
+    def build(self) -> Speculator:
+        """Make one from the options of the suite."""
+        built = self.offer.build(self.options(), profile=PROFILE, max_running=8)
+        assert isinstance(built, Speculator)
+        return built
+
+    def context(
+        self, speculator: Speculator, request_id: str, tokens: Sequence[int], new: int, max_tokens: int | None = None
+    ) -> DraftContext:
+        """A context whose hidden states, if the speculator taps any, are a fixed function of the new tokens."""
+        taps = speculator.taps()
+        width = len(taps.hidden_layers) + taps.final_hidden
+        hidden = None
+        if width:
+            seeds = torch.tensor(list(tokens[len(tokens) - new :]), dtype=torch.float32).view(-1, 1, 1)
+            hidden = torch.sin(seeds + torch.arange(width * PROFILE.hidden_size).view(1, width, PROFILE.hidden_size))
+        room = self.max_draft if max_tokens is None else max_tokens
+        return DraftContext(request_id, tokens, min(2, len(tokens)), room, hidden)
+
+    def feed(
+        self, speculator: Speculator, request_id: str, stream: Sequence[int]
+    ) -> Iterator[tuple[DraftContext, Draft]]:
+        """Propose along a stream that grows by 1, 2, 3, 1, … tokens, as accepted drafts make it grow."""
+        tokens: list[int] = []
+        for step in range(len(stream) + 1):
+            grown = stream[len(tokens) : len(tokens) + 1 + step % 3]
+            tokens.extend(grown)
+            context = self.context(
+                speculator, request_id, tokens, len(grown), max_tokens=(step * 3) % (self.max_draft + 1)
+            )
+            (draft,) = speculator.propose([context])
+            yield context, draft
+            if len(tokens) == len(stream):
+                return
+
+    def test_drafts_are_valid_on_any_stream(self, speculator: Speculator) -> None:
+        """Never more than asked for; ids of the vocabulary; parents before children; probabilities that sum to one."""
+        for name, stream in streams().items():
+            for context, draft in self.feed(speculator, name, stream):
+                check_draft(draft, context.max_tokens)
+
+    def test_declared_flags_are_what_it_does(self, speculator: Speculator) -> None:
+        """Trees and sampled drafts come only from those that declare them."""
+        flags = self.offer.capabilities.flags
+        for name, stream in streams().items():
+            for _, draft in self.feed(speculator, name, stream):
+                assert draft.parents is None or Flag.TREE_DRAFTS in flags
+                assert draft.probs is None or Flag.DRAFT_PROBS in flags
+
+    def test_same_tokens_same_drafts(self) -> None:
+        """Two fresh speculators agree; a request that was forgotten starts afresh."""
+        first, second = self.build(), self.build()
+        for name, stream in streams().items():
+            once = [list(draft.tokens) for _, draft in self.feed(first, name, stream)]
+            assert once == [list(draft.tokens) for _, draft in self.feed(second, name, stream)]
+            second.forget(name)
+            assert once == [list(draft.tokens) for _, draft in self.feed(second, name, stream)]
+
+    def test_requests_do_not_see_each_other(self) -> None:
+        """A batch gets, in its order, what each request would get alone."""
+        alone, together = self.build(), self.build()
+        named = [(name, stream) for name, stream in streams().items() if stream]
+        expected = [alone.propose([self.context(alone, name, s, len(s))])[0].tokens for name, s in named]
+        drafts = together.propose([self.context(together, name, s, len(s)) for name, s in named])
+        assert [list(d.tokens) for d in drafts] == [list(tokens) for tokens in expected]
+
+    def test_no_contexts_no_drafts(self, speculator: Speculator) -> None:
+        """An empty batch is a batch."""
+        assert list(speculator.propose([])) == []
+
+    def test_unknown_requests_are_no_news(self, speculator: Speculator) -> None:
+        """`forget` and `accepted` may name requests that never drafted or are gone."""
+        speculator.forget("never seen")
+        speculator.accepted("never seen", 3, 1)
+        check_draft(speculator.propose([self.context(speculator, "a", [1, 2, 1, 2], 4)])[0], self.max_draft)
+
+    def test_forget_frees(self, speculator: Speculator) -> None:
+        """After a thousand requests of 200 tokens no more is held than after the first hundred."""
+
+        def serve(count: int) -> int:
+            for i in range(count):
+                tokens = [(i * 31 + j * j) % VOCAB for j in range(200)]
+                speculator.propose([self.context(speculator, f"request {i}", tokens, len(tokens))])
+                speculator.accepted(f"request {i}", 2, 1)
+                speculator.forget(f"request {i}")
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        tracemalloc.start()
+        try:
+            before = serve(100)
+            assert serve(1000) - before < 100_000  # bytes; one request's tokens alone would come to 1,000 times 1.6 kB
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize("spoil", ["right", "wrong", "invalid", "empty", "own"])
+    def test_greedy_text_is_the_target_s(self, speculator: Speculator, spoil: str) -> None:
+        """Right, wrong, invalid and empty drafts, and the speculator's own: always the text of the target alone."""
+        prompt = [1, 2]
+        expected = list(prompt)
+        while len(expected) < 90:
+            expected.append(rule(expected))
+        tokens, new, steps = list(prompt), len(prompt), 0
+        while len(tokens) < 90:
+            (draft,) = speculator.propose([self.context(speculator, "r", tokens, new)])
+            if draft.parents is not None and spoil == "own":
+                pytest.skip(f"{self.offer.name} proposes trees, and the verifier of this test takes chains")
+            drafts = SPOILERS[spoil](draft, expected[len(tokens) : len(tokens) + self.max_draft])
+            emitted = verify(tokens, drafts, draft.probs if spoil == "own" else None)
+            assert 1 <= len(emitted) <= len(drafts) + 1
+            speculator.accepted("r", len(drafts), len(emitted) - 1)
+            tokens += emitted
+            new, steps = len(emitted), steps + 1
+        assert tokens[:90] == expected
+        if spoil == "right":
+            assert steps <= 90 / self.max_draft
+
+
+SPOILERS: dict[str, Callable[[Draft, list[int]], list[int]]] = {
+    "right": lambda draft, truth: truth,
+    "wrong": lambda draft, truth: [(t + 1) % 11 for t in truth],
+    "invalid": lambda draft, truth: [*truth[:2], VOCAB + 5, 2**40],
+    "empty": lambda draft, truth: [],
+    "own": lambda draft, truth: list(draft.tokens),
+}
+"""What is verified in place of a draft, given the draft and what the target will say."""
+
+
+def verify(tokens: Sequence[int], drafts: Sequence[int], probs: torch.Tensor | None) -> list[int]:
+    """What the engine's verifier emits for the toy target after `tokens`."""
+    logits = torch.zeros(len(drafts) + 1, VOCAB)
+    rows = []
+    for i in range(len(drafts) + 1):
+        seen = [*tokens, *drafts[:i]]
+        logits[i, rule(seen)] = 9.0
+        rows.append(Row(SamplingParams(temperature=0.0), 0, len(seen), np.array(seen, dtype=np.int64), 2))
+    return verify_chain(logits, rows, drafts, probs)
+
+
+def check_draft(draft: Draft, max_tokens: int) -> None:
+    """Assert that a draft keeps the contract for the given room."""
+    n = len(draft.tokens)
+    assert n <= max_tokens, f"{n} draft tokens where {max_tokens} may be proposed"
+    assert all(isinstance(t, int) and 0 <= t < VOCAB for t in draft.tokens)
+    if draft.parents is not None:
+        assert len(draft.parents) == n
+        assert all(p is None or 0 <= p < i for i, p in enumerate(draft.parents)), "a parent comes after its child"
+        assert len(set(zip(draft.parents, draft.tokens, strict=True))) == n, "two siblings are the same token"
+    if draft.probs is not None:
+        assert draft.probs.shape == (n, VOCAB)
+        torch.testing.assert_close(draft.probs.sum(-1), torch.ones(n))
+
+
+__all__ = ["PROFILE", "VOCAB", "SpeculatorConformance", "check_draft", "streams"]
