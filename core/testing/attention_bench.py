@@ -1,0 +1,165 @@
+"""A workbench for attention backends: a poisoned pool, requests that grow in it, and a dense oracle in float64.
+
+The backend alone knows what is inside a page, so all KV goes in through `forward`, step by step as in the engine.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.capabilities import KVKind
+from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape
+
+POOL_PAGES = 256
+
+
+class Bench:
+    """One pool with one layer per window of the shape, all given the same queries, keys and values.
+
+    Tokens depend only on the request's name and their index in it. `placement` seeds where pages lie. The page that
+    rows of a block table are padded with, 0, is given to nobody and stays NaN.
+    """
+
+    def __init__(
+        self, backend: AttentionBackend, shape: AttentionShape, page_size: int, device: torch.device, placement: int = 0
+    ) -> None:
+        self.backend, self.shape, self.page_size, self.device = backend, shape, page_size, device
+        layout = backend.kv_layout()
+        dtype = getattr(torch, layout.dtype)
+        self.layers = [
+            tuple(torch.full((POOL_PAGES, *part), torch.nan, dtype=dtype, device=device) for _, part in layout.parts)
+            for _ in shape.windows
+        ]
+        order = torch.randperm(POOL_PAGES - 1, generator=torch.Generator().manual_seed(placement)) + 1
+        self.free: list[int] = order.tolist()
+        self.tables: dict[str, list[int]] = {}
+        self.history: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # q, k, v of all tokens so far, [n, heads, width]
+        self.positions: dict[str, Tensor] = {}
+        self.magnitude: dict[str, float] = {}
+
+    def drop(self, name: str) -> None:
+        """End a request; its pages, as they are, go to whoever comes next."""
+        self.free.extend(self.tables.pop(name, []))
+        self.history.pop(name, None)
+        self.positions.pop(name, None)
+
+    def step(self, new: Mapping[str, int], trees: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Append tokens to requests and attend in every layer.
+
+        Decodes are moved to the front as the contract has it; apart from that rows come in the order of `new`.
+
+        Returns:
+            What the backend gave and what the oracle says in float64, both [layers, T, heads, v_head_dim].
+        """
+        trees = trees or {}
+        names = sorted(new, key=lambda name: new[name] != 1 or name in trees)
+        for name in names:
+            self._grow(name, new[name], trees.get(name))
+        batch = self._batch(names, new, trees)
+        before = [tuple(part.clone() for part in kv) for kv in self.layers]
+        plan = self.backend.plan(batch)
+        q, k, v = self._inputs(names, new)
+        got = [self.backend.forward(i, q, k, v, kv, plan) for i, kv in enumerate(self.layers)]
+        for out in got:
+            assert out.dtype == q.dtype, f"the output is {out.dtype}, the queries are {q.dtype}"
+            assert out.is_contiguous(), "the output is not contiguous"
+        for old, kv in zip(before, self.layers, strict=True):
+            self._check_canaries(old, kv, batch.slot_mapping)
+        want = [
+            torch.cat([self._oracle(n, new[n], window, trees.get(n)) for n in names]) for window in self.shape.windows
+        ]
+        return torch.stack(got).cpu(), torch.stack(want)
+
+    def _grow(self, name: str, count: int, tree: Tensor | None) -> None:
+        shape, done = self.shape, len(self.positions.get(name, ()))
+        dtype = getattr(torch, shape.dtype)
+        size = self.magnitude.get(name, 1.0)
+
+        def draw(what: str, heads: int, width: int) -> Tensor:
+            rows = [torch.randn(heads, width, generator=_seeded(f"{what} {name} {done + i}")) for i in range(count)]
+            return (torch.stack(rows) * size).to(dtype)
+
+        q, k = draw("q", shape.heads, shape.head_dim), draw("k", shape.kv_heads, shape.head_dim)
+        v = k[..., : shape.v_head_dim] if shape.kind is KVKind.MLA else draw("v", shape.kv_heads, shape.v_head_dim)
+        depth = torch.arange(count) if tree is None else tree.sum(1) - 1
+        fresh = (q, k, v)
+        if done:
+            old = self.history[name]
+            fresh = (torch.cat([old[0], q]), torch.cat([old[1], k]), torch.cat([old[2], v]))
+        self.history[name] = fresh
+        self.positions[name] = torch.cat([self.positions.get(name, torch.empty(0, dtype=torch.long)), done + depth])
+        table = self.tables.setdefault(name, [])
+        while len(table) * self.page_size < done + count:
+            table.append(self.free.pop())
+
+    def _batch(self, names: list[str], new: Mapping[str, int], trees: Mapping[str, Tensor]) -> AttentionBatch:
+        counts = [new[name] for name in names]
+        lengths = [len(self.positions[name]) for name in names]
+        width = max(len(self.tables[name]) for name in names) + 1
+        tables = torch.zeros(len(names), width, dtype=torch.int32)
+        slots = []
+        for row, name in enumerate(names):
+            table = torch.tensor(self.tables[name])
+            tables[row, : len(table)] = table
+            index = torch.arange(lengths[row] - counts[row], lengths[row])
+            slots.append(table[index // self.page_size] * self.page_size + index % self.page_size)
+        device = self.device
+        return AttentionBatch(
+            query_start=torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+            block_tables=tables.to(device),
+            slot_mapping=torch.cat(slots).to(device),
+            positions=torch.cat([self.positions[n][-new[n] :] for n in names]).to(device),
+            num_decodes=sum(new[n] == 1 and n not in trees for n in names),
+            query_lens_host=np.array(counts, dtype=np.int32),
+            seq_lens_host=np.array(lengths, dtype=np.int32),
+            tree_masks={names.index(n): tree.to(device) for n, tree in trees.items()} or None,
+        )
+
+    def _inputs(self, names: list[str], new: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Views into one merged projection, as models hand them over: strided rows, dense last axis."""
+        q, k, v = (torch.cat([self.history[n][i][-new[n] :] for n in names]) for i in range(3))
+        parts = [q, k] if self.shape.kind is KVKind.MLA else [q, k, v]
+        merged = torch.cat([part.flatten(1) for part in parts], dim=1).to(self.device)
+        views = torch.split(merged, [part.shape[1] * part.shape[2] for part in parts], dim=1)
+        heads = [view.view(part.shape) for view, part in zip(views, parts, strict=True)]
+        return heads[0], heads[1], heads[2] if len(heads) == 3 else None
+
+    def _check_canaries(self, old: tuple[Tensor, ...], kv: tuple[Tensor, ...], slots: Tensor) -> None:
+        """A page may change only where slots were given: at most one token's share of it for each."""
+        given = torch.bincount(slots // self.page_size, minlength=POOL_PAGES)
+        for before, after in zip(old, kv, strict=True):
+            changed = (before.view(torch.uint8) != after.view(torch.uint8)).flatten(1).sum(1)
+            share = before[0].nbytes // self.page_size
+            worst = (changed - given * share).argmax()
+            assert changed[worst] <= given[worst] * share, f"page {int(worst)} changed beyond the slots given"
+
+    def _oracle(self, name: str, count: int, window: int | None, tree: Tensor | None) -> Tensor:
+        """Dense attention of the last `count` tokens, float64 [count, heads, v_head_dim]."""
+        q, k, v = (part.double() for part in self.history[name])
+        share = self.shape.heads // self.shape.kv_heads
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        scores = torch.einsum("nhd,lhd->hnl", q[-count:], k) * self.shape.scale
+        if self.shape.softcap is not None:
+            scores = self.shape.softcap * torch.tanh(scores / self.shape.softcap)
+        total = len(k)
+        sees = torch.ones(total, total, dtype=torch.bool).tril()[-count:]
+        if tree is not None:
+            sees[:, -count:] = tree
+        if window is not None:
+            where = self.positions[name]
+            sees &= where[None, :] > where[-count:, None] - window
+        return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+
+def _seeded(what: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(what.encode()))
+
+
+__all__ = ["Bench"]

@@ -1,0 +1,78 @@
+"""What every offer must keep, whatever its extension point: the base of all conformance suites.
+
+A suite is a class that a plugin's tests subclass, naming the offer and the module that declares it:
+
+    class TestMine(KVCacheConformance):
+        (offer,) = my_package.plugin.kv_caches()
+        module = "my_package.plugin"
+
+Suites ask for capabilities, never for names, and skip with the missing capability as the reason.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import ValidationError
+
+from engine.capabilities import Needs, unmet
+from engine.device import DeviceProfile
+from engine.plugin import Offer, Options
+
+CPU = DeviceProfile(kind="cpu", name="CPU of the conformance kit", memory_bytes=2**33, cores=2)
+"""A plain CPU without any optional feature."""
+
+HEAVY = ("torch", "triton", "transformers")
+"""Modules that a declaring module may not import: listing the installed plugins must stay instant."""
+
+
+class OfferConformance:
+    """Subclasses set `offer` and `module`; `device` if the offer doesn't run on a plain CPU."""
+
+    offer: ClassVar[Offer[Any]]
+    module: ClassVar[str]
+    device: ClassVar[DeviceProfile] = CPU
+    api: ClassVar[int] = 1
+
+    def options(self) -> Options:
+        """The options the suite builds with: the defaults, unless a subclass overrides this."""
+        return self.offer.options()
+
+    def require(self, needs: Needs) -> None:
+        """Skip the test when the offer doesn't claim what it is about."""
+        if reasons := unmet(self.offer.capabilities, needs):
+            pytest.skip(f"{self.offer.name}: {'; '.join(reasons)}")
+
+    def test_offer_speaks_this_api(self) -> None:
+        """The engine refuses any other number."""
+        assert self.offer.api == self.api
+
+    def test_offer_says_what_it_is(self) -> None:
+        """A name that fits on a YAML line, and a summary of one line."""
+        assert self.offer.name == self.offer.name.strip() != ""
+        assert self.offer.summary
+        assert "\n" not in self.offer.summary
+
+    def test_offer_is_available_on_the_device_of_the_suite(self) -> None:
+        """Else every other test would be about nothing."""
+        assert self.offer.available(self.device) is None
+
+    def test_options_are_described_and_strict(self) -> None:
+        """Every option carries a description; unknown ones are refused; values are final."""
+        for name, field in self.offer.options.model_fields.items():
+            assert field.description, f"option {name} has no description"
+        with pytest.raises(ValidationError, match="no_such_option"):
+            self.offer.options.model_validate({"no_such_option": 1})
+        assert self.offer.options.model_config.get("frozen") is True
+
+    def test_declaring_module_is_light(self) -> None:
+        """Importing it loads no heavy library."""
+        code = f"import sys, {self.module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == "[]"
+
+
+__all__ = ["CPU", "OfferConformance"]
