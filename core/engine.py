@@ -1,0 +1,167 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+    batch   = scheduler.schedule()       who computes how many tokens
+    pending = executor.launch(batch)     forward pass and sampling
+    scheduler.commit(pending.result())   append, stop, free, publish
+
+Owns no thread; whoever calls `step` drives it (see `engine.process`, `engine.llm`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from engine.drafting import Drafter
+from engine.handover import Handover
+from engine.messages import Add, FinishReason, Output
+from engine.observation import Observation
+from engine.request import Request
+from engine.scheduler import Launched, QueueFull, Scheduler
+from engine.specs.executor import Executor, Pending
+
+log = logging.getLogger(__name__)
+
+_FAILURES_IN_A_ROW = 3
+"""So many failed steps in a row, and it is not the requests that are at fault."""
+
+
+class Engine:
+    """Scheduler, executor and what stands beside them.
+
+    Args:
+        overlap: schedule a step while the one before runs. Not possible with a speculator that drafts on the host, since
+            it needs the tokens of the step before.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        handover: Handover,
+        observation: Observation,
+        *,
+        drafter: Drafter | None,
+        overlap: bool,
+        max_context: int,
+        eos: frozenset[int],
+        vocab_size: int,
+    ) -> None:
+        self.scheduler, self.executor = scheduler, executor
+        self.handover, self.observation, self.drafter = handover, observation, drafter
+        self.max_context, self._eos, self._vocab_size = max_context, eos, vocab_size
+        self.step: Callable[[], list[Output]] = self.step_overlapped if overlap and not drafter else self.step_plain
+        self._ahead: tuple[Launched, Pending] | None = None
+        self._failures = 0
+        self.idle = True  # the last step had nothing to launch and nothing to commit
+
+    def add(self, add: Add) -> Output | None:
+        """Queue a request, or return the output that says why not."""
+        if (fault := self._fault(add)) is not None:
+            return Output(add.request_id, finish_reason=FinishReason.ERROR, error=fault)
+        source = add.kv_transfer or {}
+        limit = self.max_context - len(add.prompt)
+        request = Request(
+            id=add.request_id,
+            tokens=list(add.prompt),
+            prompt_len=len(add.prompt),
+            params=add.params,
+            seed=random.getrandbits(64) if add.params.seed is None else add.params.seed,
+            max_len=len(add.prompt) + min(limit, limit if add.params.max_tokens is None else add.params.max_tokens),
+            eos=self._eos,
+            arrival=time.monotonic(),
+            priority=add.priority,
+            cache_salt=add.cache_salt,
+            kv_source=add.kv_transfer if source.get("do_remote_prefill") and source.get("handle") else None,
+            kv_export=bool(source.get("do_remote_decode")),
+        )
+        try:
+            self.scheduler.add(request)
+        except QueueFull as error:
+            return Output(add.request_id, finish_reason=FinishReason.ERROR, error=str(error), refused=True)
+        return None
+
+    def _fault(self, add: Add) -> str | None:
+        """What is wrong with a request, whoever sent it: the engine trusts no client and no server."""
+        if add.request_id in self.scheduler.requests:
+            return f"a request with the id {add.request_id!r} is running"
+        if not add.prompt:
+            return "the prompt is empty"
+        if len(add.prompt) >= self.max_context:
+            return f"the prompt has {len(add.prompt)} tokens; the maximum context length is {self.max_context}, output included"
+        if not all(0 <= token < self._vocab_size for token in add.prompt):
+            return f"the prompt has token ids outside the vocabulary of {self._vocab_size}"
+        if add.params.max_tokens is not None and add.params.max_tokens < 1:
+            return "max_tokens must be at least 1"
+        return None
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests that nobody waits for; unknown ids are ignored, since they may just have finished."""
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self.scheduler.requests or self._ahead)
+
+    def step_plain(self) -> list[Output]:
+        """One step from schedule to commit."""
+        self.handover.advance(time.monotonic())
+        drafts = self.drafter.propose(self.scheduler.running.values()) if self.drafter else None
+        launched = self.scheduler.schedule(drafts)
+        self.handover.start_fetches()
+        self.idle = launched is None
+        if launched is None:
+            return []
+        return self._commit(launched, self.executor.launch(launched.batch))
+
+    def step_overlapped(self) -> list[Output]:
+        """Schedule and launch a step, then commit the one before, which ran meanwhile."""
+        self.handover.advance(time.monotonic())
+        launched = self.scheduler.schedule()
+        before, self._ahead = self._ahead, (launched, self.executor.launch(launched.batch)) if launched else None
+        self.idle = launched is None and before is None
+        outputs = self._commit(*before) if before else []
+        self.handover.start_fetches()
+        return outputs
+
+    def _commit(self, launched: Launched, pending: Pending) -> list[Output]:
+        try:
+            result = pending.result()
+        except Exception as error:
+            self._failures += 1
+            if self._failures >= _FAILURES_IN_A_ROW:
+                raise
+            log.exception(
+                "step %d failed; its %d requests end with an error", launched.batch.number, len(launched.requests)
+            )
+            return self.scheduler.fail(launched, f"the step failed: {type(error).__name__}: {error}")
+        self._failures = 0
+        return self.scheduler.commit(launched, result)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for metrics; JSON values only."""
+        drafts = asdict(self.drafter.counters) if self.drafter else {}
+        return {
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "steps": self.scheduler.steps,
+            "preemptions": self.scheduler.preemptions,
+            "kv_cache": asdict(self.scheduler.cache.stats()),
+            "drafts": drafts,
+            "transfers": self.handover.rows(),
+        }
+
+    def close(self) -> None:
+        """Stop the device, the transports and the observers."""
+        self.executor.close()
+        self.handover.close()
+        self.observation.close()
+
+
+__all__ = ["Engine"]

@@ -1,0 +1,134 @@
+"""Between scheduler and transfer ledger: which requests' pages are on their way to or from another engine.
+
+A request that fetches its KV holds its pages and a slot but computes nothing until the fetch ends; if it fails, the
+prompt is computed here. A request whose KV is published keeps its pages open until the ledger releases them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from engine.messages import FinishReason
+from engine.request import Request, Status
+from engine.scheduler import Scheduler, Transfers
+from engine.transfer import TransferLedger
+
+log = logging.getLogger(__name__)
+
+
+class Handover(Transfers):
+    """Applies what the ledger says to requests and pages."""
+
+    def __init__(self, ledger: TransferLedger, *, engine_id: str, page_size: int) -> None:
+        self._ledger, self._engine_id, self._page_size = ledger, engine_id, page_size
+        self._fetching: dict[str, Request] = {}
+        self._published: dict[str, dict[str, Any]] = {}
+
+    def keep(self, request: Request, reason: FinishReason) -> bool:
+        if request.id in self._fetching:
+            self._ledger.cancel(request.id)
+            return True
+        if not request.kv_export or reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return False
+        pages = self._scheduler.cache.block_table(request.id)[: -(-request.prompt_len // self._page_size)]
+        handle = self._ledger.publish(request.id, list(pages), request.prompt_len)
+        self._published[request.id] = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": request.id,
+            "remote_num_tokens": request.prompt_len,
+            "handle": handle,
+        }
+        return True
+
+    def handle(self, request_id: str) -> dict[str, Any] | None:
+        return self._published.get(request_id)
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Name the scheduler whose requests are handed over (the two know each other)."""
+        self._scheduler = scheduler
+
+    @property
+    def busy(self) -> bool:
+        """Whether time or a peer may change something while no step runs."""
+        return bool(self._fetching or self._published)
+
+    def start_fetches(self) -> None:
+        """Begin the fetches of requests admitted since. Call it when no launched step can still write their pages, that
+        is after the step before their admission was committed."""
+        for request in list(self._scheduler.running.values()):
+            if request.status is Status.FETCHING and request.id not in self._fetching:
+                self._fetch(request)
+
+    def _fetch(self, request: Request) -> None:
+        assert request.kv_source is not None, "only requests with a source fetch"
+        covered = min(int(request.kv_source["remote_num_tokens"]), len(request.tokens) - 1)
+        first = request.num_computed // self._page_size
+        table = self._scheduler.cache.block_table(request.id)
+        pages = table[first : max(first, -(-covered // self._page_size))]
+        self._fetching[request.id] = request
+        try:
+            self._ledger.fetch(request.id, request.kv_source["handle"], pages, first)
+        except ValueError as error:
+            self._resume(request.id, f"the handle was refused: {error}")
+
+    def advance(self, now: float) -> None:
+        """Poll the transports and apply what happened; `now` is monotonic seconds."""
+        released, fetched, failed = self._ledger.advance(now)
+        for request_id in released:
+            del self._published[request_id]
+            self._scheduler.cache.close(request_id)
+        for request_id in fetched:
+            self._resume(request_id)
+        for request_id, reason in failed:
+            self._resume(request_id, reason)
+
+    def _resume(self, request_id: str, failure: str = "") -> None:
+        """The fetch ended: go on computing, or close the pages of a request that is gone by now."""
+        request = self._fetching.pop(request_id)
+        if request.status is Status.FINISHED:
+            self._scheduler.cache.close(request_id)
+            return
+        computed = request.num_computed
+        if failure:
+            log.warning("request %s computes its prompt here: %s", request_id, failure)
+        else:
+            source: Mapping[str, Any] = request.kv_source or {}
+            computed = max(computed, min(int(source["remote_num_tokens"]), len(request.tokens) - 1))
+        self._scheduler.resume_fetched(request, computed)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every transfer under way, for people."""
+        return self._ledger.rows()
+
+    def close(self) -> None:
+        """Stop the transports; nothing is published or fetched any more."""
+        self._ledger.close()
+
+
+class NoHandover(Handover):
+    """An engine without connectors."""
+
+    def __init__(self) -> None:
+        self._fetching, self._published = {}, {}
+
+    def keep(self, request: Request, reason: FinishReason) -> bool:
+        return False
+
+    def start_fetches(self) -> None:
+        return
+
+    def advance(self, now: float) -> None:
+        return
+
+    def rows(self) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        return
+
+
+__all__ = ["Handover", "NoHandover"]

@@ -1,0 +1,143 @@
+"""The engine core process: `python -m engine.process FD`, a child of the HTTP process with one end of a socket pair.
+
+It composes and builds the engine from the first message, reports each phase, then steps while there is work. When the
+socket closes, the HTTP process is gone and this one ends too: there are no orphans.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.messages import Abort, Add, Control, Failed, Outputs, Phase, Ready, Reply, Start, ToCore
+from engine.wire import frame, receive
+
+log = logging.getLogger(__name__)
+
+_TRANSFER_TICK: Final = 0.05
+"""Seconds between looks at the transfers while no step runs."""
+
+Inbox = queue.SimpleQueue[Any]
+"""Decoded messages; None means that the HTTP process is gone."""
+
+
+class CoreProcess:
+    """Drives one engine from one socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._inbox: Inbox = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Serve until told to stop or abandoned; returns the exit code."""
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        start = self._inbox.get()
+        if not isinstance(start, Start):
+            return 1
+        try:
+            self._serve(start)
+        except EngineError as error:
+            self._send(Failed(str(error)))
+            return error.exit_code
+        except BrokenPipeError:
+            return 0
+        except Exception as error:
+            log.exception("the engine core failed")
+            self._send(Failed(f"{type(error).__name__}: {error}"))
+            return 1
+        return 0
+
+    def _read(self) -> None:
+        decoder = msgspec.msgpack.Decoder(ToCore)
+        while (message := receive(self._sock, decoder)) is not None:
+            self._inbox.put(message)
+        self._inbox.put(None)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self._sock.sendall(frame(message))
+
+    def _phase(self, name: str, progress: float = 0.0, detail: str = "") -> None:
+        self._send(Phase(name, progress, detail))
+
+    def _serve(self, start: Start) -> None:
+        from engine.assemble import assemble
+        from engine.config.model import EngineConfig
+
+        config = EngineConfig.model_validate(start.config)
+        logging.getLogger("engine").setLevel(config.logging.level.upper())
+        built = assemble(config, Path(start.model_path), self._phase, wake=lambda: self._inbox.put(()))
+        self._engine = built.engine
+        try:
+            self._phase("ready", 1.0)
+            self._send(
+                Ready(
+                    max_context=built.engine.max_context,
+                    num_pages=built.num_pages,
+                    page_size=built.page_size,
+                    max_running=config.scheduler.max_running,
+                    max_waiting=config.scheduler.max_waiting,
+                    info=built.composition.as_dict(),
+                )
+            )
+            self._loop()
+        finally:
+            built.engine.close()
+
+    def _loop(self) -> None:
+        engine = self._engine
+        while self._take_messages():
+            outputs = engine.step()
+            if outputs:
+                self._send(Outputs(outputs, len(engine.scheduler.running), len(engine.scheduler.waiting)))
+
+    def _take_messages(self) -> bool:
+        """Handle what has arrived, waiting for something if there is nothing to compute. False ends the process."""
+        engine = self._engine
+        timeout = _TRANSFER_TICK if engine.has_work or engine.handover.busy else None
+        try:
+            message = self._inbox.get(block=engine.idle, timeout=timeout)
+            while True:
+                if not self._handle(message):
+                    return False
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _handle(self, message: Any) -> bool:
+        engine = self._engine
+        match message:
+            case None:
+                return False
+            case Add():
+                if (refusal := engine.add(message)) is not None:
+                    self._send(Outputs([refusal], len(engine.scheduler.running), len(engine.scheduler.waiting)))
+            case Abort(request_ids):
+                engine.abort(request_ids)
+            case Control(verb="shutdown"):
+                return False
+            case Control(number, "stats"):
+                self._send(Reply(number, engine.stats()))
+            case Control(number, "reset_cache"):
+                self._send(Reply(number, {"pages": engine.scheduler.cache.reset()}))
+            case Control(number, verb):
+                self._send(Reply(number, {"error": f"unknown verb {verb!r}"}))
+        return True
+
+
+def main() -> int:
+    """Entry of the child process; the only argument is the number of the inherited socket."""
+    logging.basicConfig(level="WARNING", format="%(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        return CoreProcess(sock).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
