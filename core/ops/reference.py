@@ -1,0 +1,38 @@
+"""The operations in plain torch: right on every device and dtype, and the yardstick of faster ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.ops import Ops
+
+
+class TorchOps(Ops):
+    """Each operation rounds where the Hugging Face models round, but for `rope`, which rounds once at its end."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        for heads in (q, k):
+            first, second = heads[..., : cos_sin.shape[1]].chunk(2, dim=-1)
+            a, b = first.float(), second.float()
+            rotated = a * cos - b * sin, b * cos + a * sin  # both before either store: float() of float32 is no copy
+            first.copy_(rotated[0])
+            second.copy_(rotated[1])
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+__all__ = ["TorchOps"]
