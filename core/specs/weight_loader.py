@@ -9,7 +9,7 @@ the Hugging Face checkpoint of that architecture, whatever the file calls them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,26 @@ class WeightSource(ABC):
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, from the header. Raises KeyError naming the tensor and the file when it is absent."""
+
+    @abstractmethod
+    def origin(self, name: str) -> str:
+        """The file that holds a tensor (or should hold it), for error messages."""
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Told once, before the first read, of every tensor that will be asked for. Others may lie in the file.
+
+        Raises:
+            ValueError: one is absent or of another shape; the sentence names file, tensor, expected and found.
+        """
+        present = set(self.names())
+        if missing := [name for name in shapes if name not in present]:
+            others = f" and {len(missing) - 1} more that the config asks for" if len(missing) > 1 else ""
+            raise ValueError(f"{self.origin(missing[0])} lacks tensor {missing[0]}{others}")
+        for name, expected in shapes.items():
+            if (found := self.shape(name)) != expected:
+                raise ValueError(
+                    f"{self.origin(name)}: tensor {name} has shape {list(found)}, but the config asks for {list(expected)}"
+                )
 
     @abstractmethod
     def get(self, name: str, dtype: torch.dtype, rows: slice | None = None) -> Tensor:
