@@ -1,0 +1,59 @@
+"""Dense linear layers: the named weights become one matrix, so that q, k and v (say) are one product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.specs.quantization import Linear, Quantization
+from engine.specs.weight_loader import WeightSource
+
+
+class DenseLinear(Linear):
+    """y = x W^T + b."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+    def weight_bytes(self) -> int:
+        return self._weight.nbytes + (self._bias.nbytes if self._bias is not None else 0)
+
+    def dense(self) -> Tensor:
+        return self._weight
+
+
+class DenseQuantization(Quantization):
+    """Keeps every weight in one dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def linear(
+        self, source: WeightSource, names: Sequence[str], bias: Sequence[str] = (), device: torch.device | None = None
+    ) -> Linear:
+        weight = self._stack(source, names, device)
+        return DenseLinear(weight, self._stack(source, bias, device) if bias else None)
+
+    def head(self, embedding: Tensor) -> Linear:
+        return DenseLinear(embedding, None)
+
+    def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
+        """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""
+        shapes = [source.shape(name) for name in names]
+        stacked = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=self._dtype, device=device)
+        row = 0
+        for name, shape in zip(names, shapes, strict=True):
+            stacked[row : row + shape[0]] = source.get(name, self._dtype)
+            row += shape[0]
+        return stacked
+
+
+__all__ = ["DenseLinear", "DenseQuantization"]
