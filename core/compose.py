@@ -1,0 +1,194 @@
+"""Configuration + plugins + device + model files -> a Composition. Reads a model's header, never a weight; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.capabilities import Flag, Mask, Needs
+from engine.composition import Composition
+from engine.config.components import Named, named, refuse_orphans
+from engine.config.model import EngineConfig
+from engine.config.origins import Key, Origins
+from engine.device import DeviceProfile
+from engine.errors import CompositionError, PluginError, ResourceError
+from engine.plugin import Offer, Options
+from engine.registry import Registry
+from engine.selection import Choice, Selector
+from engine.specs.model import ANY_ARCHITECTURE, ModelProfile
+from engine.specs.model_source import ModelFiles, Progress
+
+_BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
+_ROLES = {
+    "producer": frozenset({Flag.PRODUCER}),
+    "consumer": frozenset({Flag.CONSUMER}),
+    "both": frozenset({Flag.PRODUCER, Flag.CONSUMER}),
+}
+
+
+def resolve_source(
+    config: EngineConfig, registry: Registry, progress: Progress, origins: Origins | None = None
+) -> ModelFiles:
+    """Where the model's files lie on this machine, fetched if need be.
+
+    Raises:
+        CompositionError: `model.source` is not `SCHEME:REST` or names a scheme that nobody offers.
+        ResourceError: the files can't be had; the sentence says how to get them.
+    """
+    source = config.model.source
+    start = (origins or Origins()).near(("model", "source"))
+    scheme, colon, rest = source.partition(":")
+    if not colon or not rest:
+        schemes = ", ".join(f"{owned.offer.name}:" for owned in registry.offers("model_sources"))
+        raise CompositionError(
+            f"{start}model.source is {source!r}, expected SCHEME:REST with one of the schemes {schemes}; "
+            f"a folder or file is path:{source.strip(':')}"
+        )
+    try:
+        offer = registry.get("model_sources", scheme).offer
+    except PluginError as error:
+        raise CompositionError(f"{start}model.source is {source!r}: {error}") from None
+    try:
+        files: ModelFiles = offer.build(offer.options()).resolve(rest, progress)
+    except (OSError, ValueError) as error:
+        raise ResourceError(f"{start}model.source is {source!r}: {error}") from error
+    return files
+
+
+def compose(
+    config: EngineConfig, registry: Registry, device: DeviceProfile, path: Path, origins: Origins | None = None
+) -> Composition:
+    """Choose every part of the engine that serves the model at `path` (a folder or a file) on `device`.
+
+    Args:
+        origins: where the configuration's values came from, for errors with file and line.
+
+    Raises:
+        ConfigError: a component that is named isn't installed, or its options are wrong.
+        CompositionError: parts don't fit; the sentence has every reason.
+        ResourceError: the model's files are absent or malformed.
+    """
+    known = origins or Origins()
+    selector = Selector(registry=registry, device=device, origins=known)
+    parts = {component.key: component for component in named(config)}
+    for component in parts.values():
+        refuse_orphans(component, known)
+    base = Needs(device=device.kind, compute_capability=device.compute_capability)
+    dtype = _dtype(config, device)
+
+    loader = _choose_loader(selector, parts["model", "loader"], path, base)
+    model_config = _read_config(loader, path)
+    model, profile = _choose_model(selector, parts["model", "implementation"], model_config, replace(base, dtype=dtype))
+    needs = _kv_needs(config, profile, replace(base, dtype=dtype))
+    lossless = replace(base, dtype=dtype, flags=frozenset({Flag.LOSSLESS}))
+
+    choices = {
+        "loader": loader,
+        "model": model,
+        "attention": selector.choose(parts["attention",], _attention_needs(needs, profile)),
+        "kv_cache": selector.choose(parts["kv_cache",], replace(base, page_size=config.kv_cache.page_size)),
+        # `auto` never changes the text, so it takes nothing that rounds weights away.
+        "quantization": selector.choose(parts["quantization",], replace(base, dtype=dtype), auto_needs=lossless),
+        "executor": selector.choose(parts["executor",], base),
+        "scheduler": selector.choose(parts["scheduler",], base),
+    }
+    if not parts["speculator",].absent:
+        choices["speculator"] = selector.choose(parts["speculator",], base)
+    return Composition(
+        config=config,
+        device=device,
+        model_path=path,
+        model_config=model_config,
+        profile=profile,
+        dtype=dtype,
+        max_context=_max_context(config, profile, known),
+        choices=choices,
+        connectors=tuple(
+            selector.choose(parts["kv_connectors", i], replace(needs, flags=_ROLES[section.role]))
+            for i, section in enumerate(config.kv_connectors)
+        ),
+        observers=tuple(selector.choose(parts["observers", i], base) for i in range(len(config.observers))),
+    )
+
+
+def _dtype(config: EngineConfig, device: DeviceProfile) -> str:
+    """bfloat16 where the device multiplies it in hardware, else float32, unless the configuration says."""
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return "bfloat16" if device.kind != "cpu" or device.cpu_features & _BFLOAT16_CPUS else "float32"
+
+
+def _choose_loader(selector: Selector, component: Named, path: Path, needs: Needs) -> Choice[Any]:
+    if not path.exists():
+        raise ResourceError(f"the model's files are not at {path}; check model.source")
+
+    def judge(offer: Offer[Any], options: Options) -> list[str]:
+        # A loader that is named is taken at its user's word: `dummy` serves any folder that has a config.json.
+        if component.chosen or offer.build(options).recognizes(path):
+            return []
+        return [f"does not recognize {path.name}"]
+
+    return selector.choose(component, needs, judge=judge)
+
+
+def _read_config(loader: Choice[Any], path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = loader.build().config(path)
+    except (OSError, ValueError) as error:
+        raise ResourceError(
+            f"the model at {path} can't be read by the weight loader {loader.name!r}: {error}"
+        ) from error
+    return found
+
+
+def _choose_model(
+    selector: Selector, component: Named, model_config: Mapping[str, Any], needs: Needs
+) -> tuple[Choice[Any], ModelProfile]:
+    """The implementation of the checkpoint's architecture; one that names it goes before one that takes any."""
+    architectures = model_config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise CompositionError('the model\'s config.json names no architecture; add "architectures": ["…"] to it')
+    architecture = str(architectures[0])
+
+    def judge(offer: Any, options: Options) -> list[str]:
+        if not offer.architectures & {architecture, ANY_ARCHITECTURE}:
+            return [f"does not implement {architecture}"]
+        try:
+            offer.profile(model_config)
+        except ValueError as error:
+            return [str(error)]
+        return []
+
+    def prefer(offer: Any) -> tuple[int, ...]:
+        return (architecture in offer.architectures, offer.rank)
+
+    choice = selector.choose(component, needs, judge=judge, prefer=prefer)
+    offer: Any = choice.offer
+    return choice, offer.profile(model_config)
+
+
+def _kv_needs(config: EngineConfig, profile: ModelProfile, base: Needs) -> Needs:
+    """What whoever touches the stored KV must cope with."""
+    return replace(base, kv_kind=profile.kv_kind, page_size=config.kv_cache.page_size, head_dim=profile.head_dim)
+
+
+def _attention_needs(needs: Needs, profile: ModelProfile) -> Needs:
+    windowed = {Mask.SLIDING_WINDOW} if any(window is not None for window in profile.windows) else set()
+    softcap = {Flag.SOFTCAP} if profile.softcap is not None else set()
+    return replace(needs, masks=frozenset({Mask.CAUSAL} | windowed), flags=frozenset(softcap))
+
+
+def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) -> int:
+    asked = config.model.max_context or profile.max_context
+    if asked > profile.max_context:
+        key: Key = ("model", "max_context")
+        raise CompositionError(
+            f"{origins.near(key)}model.max_context is {asked}, but the model was trained for {profile.max_context} "
+            "tokens; lower it or leave it out"
+        )
+    return asked
+
+
+__all__ = ["compose", "resolve_source"]

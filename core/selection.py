@@ -1,0 +1,150 @@
+"""Choosing one component: the one that the configuration names, or the highest-ranked that fits.
+
+Either way the choice remembers why it was made and why each other candidate was refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from engine.capabilities import Needs, unmet
+from engine.config.components import Named, located, validated_options
+from engine.config.origins import Origins, dotted
+from engine.device import DeviceProfile
+from engine.errors import CompositionError
+from engine.plugin import Offer, Options
+from engine.registry import Owned, Registry, noun
+
+T = TypeVar("T")
+
+Judge = Callable[[Offer[Any], Options], Sequence[str]]
+"""Further reasons why an offer does not fit, beside capabilities and availability."""
+
+Preference = Callable[[Offer[Any]], tuple[int, ...]]
+"""The larger, the earlier `auto` takes an offer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A candidate that was not taken."""
+
+    name: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Generic[T]):
+    """One chosen component."""
+
+    point: str  # the extension point's hook
+    offer: Offer[T]
+    options: Options
+    distribution: str  # name and version of its owner
+    why: str
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The offer's name."""
+        return self.offer.name
+
+    def build(self, **context: Any) -> T:
+        """Make the component; `context` is what its extension point documents beside the options."""
+        return self.offer.build(self.options, **context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """Chooses among the offers of a registry for one device."""
+
+    registry: Registry
+    device: DeviceProfile
+    origins: Origins
+    environ: Mapping[str, str] | None = None
+
+    def choose(
+        self,
+        component: Named,
+        needs: Needs,
+        *,
+        judge: Judge = lambda offer, options: (),
+        prefer: Preference = lambda offer: (offer.rank,),
+        auto_needs: Needs | None = None,
+    ) -> Choice[Any]:
+        """The component that fits `needs`; `auto_needs` replaces them where the choice is ours.
+
+        Raises:
+            ConfigError: the named component isn't installed, or its options are wrong.
+            CompositionError: it does not fit, or (for `auto`) none does; with every reason.
+        """
+        if component.chosen:
+            return self._named(component, needs, judge)
+        return self._best(component, auto_needs or needs, judge, prefer)
+
+    def _named(self, component: Named, needs: Needs, judge: Judge) -> Choice[Any]:
+        offer = located(self.registry, component, self.origins)
+        owned = self.registry.get(component.point, component.use)
+        options = validated_options(offer, component.options, self.origins, component.key, self.environ)
+        if reasons := self._reasons(offer, options, needs, judge):
+            start = self.origins.near((*component.key, "use"))
+            raise CompositionError(
+                f"{start}{dotted(component.key)}: the {noun(component.point)} {offer.name!r} can't be used here: "
+                + "; ".join(reasons)
+            )
+        return _choice(owned, options, component, "named in the configuration")
+
+    def _best(self, component: Named, needs: Needs, judge: Judge, prefer: Preference) -> Choice[Any]:
+        candidates = sorted(self.registry.offers(component.point), key=lambda owned: prefer(owned.offer), reverse=True)
+        fitting: list[Owned[Any]] = []
+        refused: list[Refusal] = []
+        for owned in candidates:
+            # The options of `auto` are the defaults; a model that has required ones can't be chosen unasked.
+            reasons = _no_defaults(owned.offer) or self._reasons(owned.offer, owned.offer.options(), needs, judge)
+            if reasons:
+                refused.append(Refusal(owned.offer.name, tuple(reasons)))
+            else:
+                fitting.append(owned)
+        if not fitting:
+            raise CompositionError(self._nothing_fits(component, refused))
+        best, *others = fitting
+        refused += [Refusal(o.offer.name, (f"fits too, but {best.offer.name} goes first",)) for o in others]
+        why = "the only one that fits" if not others else f"the first by rank of {len(fitting)} that fit"
+        return _choice(best, best.offer.options(), component, why, refused)
+
+    def _reasons(self, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
+        reasons = unmet(offer.capabilities, needs)
+        try:
+            reasons += [objection] if (objection := offer.available(self.device)) else []
+            return reasons or list(judge(offer, options))
+        except Exception as error:  # a stranger's code: whatever it raises is its reason not to be taken
+            return [*reasons, f"asking it failed with {type(error).__name__}: {error}"]
+
+    def _nothing_fits(self, component: Named, refused: Sequence[Refusal]) -> str:
+        what = noun(component.point)
+        if not refused:
+            return f"{dotted(component.key)}: no {what} is installed; see `engine plugins list`"
+        reasons = " | ".join(f"{r.name}: {'; '.join(r.reasons)}" for r in refused)
+        return f"{self.origins.near(component.key)}{dotted(component.key)}: no installed {what} fits: {reasons}"
+
+
+def _no_defaults(offer: Offer[Any]) -> list[str]:
+    required = [name for name, field in offer.options.model_fields.items() if field.is_required()]
+    return [f"needs options that have no default: {', '.join(required)}"] if required else []
+
+
+def _choice(
+    owned: Owned[Any], options: Options, component: Named, why: str, refused: Sequence[Refusal] = ()
+) -> Choice[Any]:
+    return Choice(
+        point=component.point,
+        offer=owned.offer,
+        options=options,
+        distribution=owned.entry.owner,
+        why=why,
+        refused=tuple(refused),
+    )
+
+
+__all__ = ["Choice", "Judge", "Preference", "Refusal", "Selector"]
