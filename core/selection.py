@@ -93,7 +93,8 @@ class Selector:
                 f"{start}{dotted(component.key)}: the {noun(component.point)} {offer.name!r} can't be used here: "
                 + "; ".join(reasons)
             )
-        return _choice(owned, options, component, "named in the configuration")
+        why = "the default" if component.by_default else "named in the configuration"
+        return _choice(owned, options, component, why)
 
     def _best(self, component: Named, needs: Needs, judge: Judge, prefer: Preference) -> Choice[Any]:
         candidates = sorted(self.registry.offers(component.point), key=lambda owned: prefer(owned.offer), reverse=True)

@@ -44,6 +44,7 @@ class Named:
     point: str
     use: str
     options: Mapping[str, Any]
+    by_default: bool  # nobody wrote the name
 
     @property
     def chosen(self) -> bool:
@@ -64,7 +65,7 @@ def named(config: EngineConfig) -> Iterator[Named]:
             section = getattr(section, str(part))
         items = [((*key, i), s) for i, s in enumerate(section)] if isinstance(section, list) else [(key, section)]
         for place, item in items:
-            yield Named(place, point, item.use, item.options)
+            yield Named(place, point, item.use, item.options, "use" not in item.model_fields_set)
 
 
 def validated_options(

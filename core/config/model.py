@@ -88,7 +88,7 @@ class KVCacheSection(Component):
     page_size: int = Field(default=16, gt=0, le=1024, description="Tokens per page.")
     memory: Bytes | None = Field(
         default=None,
-        description="Bytes for the KV pool; if unset, what the running requests can need within a quarter of the "
+        description="Bytes for the KV pool, such as 2GiB; if unset, what the running requests can need within a quarter of the "
         "free memory.",
     )
     pages: int | None = Field(default=None, gt=0, description="Size of the pool in pages; overrides memory.")
@@ -128,6 +128,13 @@ class ConnectorSection(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="The component's own section.")
 
 
+class ObserverSection(Section):
+    """One lifecycle observer."""
+
+    use: str = Field(description="Name of an installed observer.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The component's own section.")
+
+
 class PluginsSection(Section):
     """Which plugins may load."""
 
@@ -145,7 +152,7 @@ class ServerSection(Section):
     api_keys: list[SecretStr] = Field(
         default_factory=list, description="Keys that clients must send as a bearer token; open if empty."
     )
-    max_body: Bytes = Field(default=8 * 2**20, description="Largest request body.")
+    max_body: Bytes = Field(default=8 * 2**20, description="Bytes of the largest request body, such as 8MiB.")
     max_n: int = Field(default=64, gt=0, description="Most choices one request may ask for.")
     max_stop: int = Field(default=16, gt=0, description="Most stop strings in one request.")
     cors_origins: list[str] = Field(default_factory=lambda: ["*"], description="Origins that browsers may call from.")
@@ -175,7 +182,7 @@ class EngineConfig(Section):
     kv_connectors: list[Annotated[ConnectorSection, BeforeValidator(_named)]] = Field(default_factory=list)
     scheduler: Annotated[SchedulerSection, BeforeValidator(_named)] = SchedulerSection()
     executor: Part = Component()
-    observers: list[Part] = Field(default_factory=list)
+    observers: list[Annotated[ObserverSection, BeforeValidator(_named)]] = Field(default_factory=list)
     plugins: PluginsSection = PluginsSection()
     server: ServerSection = ServerSection()
     logging: LoggingSection = LoggingSection()
