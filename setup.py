@@ -2,12 +2,20 @@
 
 from setuptools import Extension, setup
 
+FLAGS = ["-O3", "-fopenmp", "-std=gnu11", "-fno-math-errno", "-fno-strict-aliasing", "-Wall"]
+
 setup(
     ext_modules=[
         Extension(
             "engine.ops._native",
-            sources=["core/ops/_native.c"],
-            extra_compile_args=["-O3", "-fopenmp", "-std=gnu11", "-fno-math-errno"],
+            sources=[
+                "core/ops/_native.c",
+                "core/ops/native_attention.c",
+                "core/ops/native_linear.c",
+                "core/ops/native_pointwise.c",
+            ],
+            depends=["core/ops/native_kernels.h", "core/ops/native_simd.h", "core/ops/native_tile.h"],
+            extra_compile_args=FLAGS,
             extra_link_args=["-fopenmp"],
             optional=True,
         )

@@ -41,13 +41,16 @@ class Ops(ABC):
 
 def select(device: DeviceProfile, dtype: torch.dtype) -> Ops:
     """The fastest implementation that runs on the device with this dtype."""
+    import torch
+
+    from engine.ops.kernels import missing
+
+    if dtype in (torch.bfloat16, torch.float32) and missing(device) is None:
+        from engine.ops.native import NativeOps
+
+        return NativeOps()
     from engine.ops.reference import TorchOps
 
-    if device.kind == "cpu":
-        from engine.ops import native
-
-        if native.supports(device, dtype):
-            return native.NativeOps()
     return TorchOps()
 
 

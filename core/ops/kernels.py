@@ -1,0 +1,26 @@
+"""Whether the compiled CPU kernels can be used, told without loading them or torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from engine.device import DeviceProfile
+
+CPU_FEATURES: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"})
+"""What the kernels are written for, as /proc/cpuinfo spells it."""
+
+
+def missing(device: DeviceProfile) -> str | None:
+    """None when the kernels run on this device, else one sentence that says what they lack."""
+    if device.kind != "cpu":
+        return f"the CPU kernels don't run on {device.kind}"
+    if lacking := CPU_FEATURES - device.cpu_features:
+        return f"the processor lacks {', '.join(sorted(lacking))}"
+    if find_spec("engine.ops._native") is None:
+        return "the CPU kernels were not compiled when the engine was installed; install a C compiler and reinstall it"
+    return None
+
+
+__all__ = ["CPU_FEATURES", "missing"]

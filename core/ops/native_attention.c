@@ -1,0 +1,352 @@
+/* Attention over paged KV, for any number of new tokens per request.
+ *
+ * A page holds, per KV head, K in blocks of 16 tokens with the tokens across the lanes ([head_dim / 2][16][2] bfloat16 or
+ * [head_dim][16] float32) and V with its width across the lanes ([tokens / 2][v_head_dim][2] or [tokens][v_head_dim]),
+ * so that both products run on the register tile.
+ *
+ * Work is cut into items: some queries of one request, all heads of one KV head, some segments of the keys. Keys are
+ * visited in chunks and segments whose borders are fixed multiples of their positions; each segment is reduced by itself
+ * and then merged into the total in order. A query's result therefore depends neither on how many queries came with it,
+ * nor on its neighbours, nor on how segments were dealt out to threads. Softmax is kept in float32 and to base 2. */
+#include "native_tile.h"
+
+#ifdef ENGINE_AVX512
+#include <math.h>
+#include <omp.h>
+
+#include "native_kernels.h"
+
+enum { CHUNK = 128, SEGMENT = ATTENTION_SEGMENT, BLOCKS = CHUNK / LANES };
+
+/* One request's part of an item, with what the loops over keys need. */
+typedef struct {
+    const attention_plan *plan;
+    const attention_args *args;
+    int64_t request, kv_head, first_query, rows, group; /* group: query heads per KV head */
+    int64_t past, length;                               /* keys before this step's, and with them */
+    int64_t first_token;                                /* of the request, in the batch */
+    const uint8_t *tree;
+} work;
+
+/* Running softmax of some rows: maximum, sum, and unnormalised output. */
+typedef struct {
+    float *max, *sum, *out;
+} state;
+
+INLINE int64_t query_of(const work *w, int64_t row) { return w->first_query + row / w->group; }
+
+INLINE int64_t position_of(const work *w, int64_t query) {
+    return w->tree ? w->plan->positions[w->first_token + query] : w->past + query;
+}
+
+INLINE int64_t first_visible(const work *w, int64_t query) {
+    const int64_t first = w->args->window ? position_of(w, query) + 1 - w->args->window : 0;
+    return first > 0 ? first : 0;
+}
+
+INLINE int64_t end_visible(const work *w, int64_t query) { return w->tree ? w->length : w->past + query + 1; }
+
+/* Which of the 16 keys from `key` on a query sees. */
+static __mmask16 visible(const work *w, int64_t query, int64_t key) {
+    __mmask16 lanes = first_lanes(end_visible(w, query) - key) & (__mmask16)~first_lanes(first_visible(w, query) - key);
+    if (!w->tree || key + LANES <= w->past) return lanes;
+    const uint8_t *sees = w->tree + query * (w->length - w->past);
+    const int64_t *positions = w->plan->positions + w->first_token;
+    for (int lane = 0; lane < LANES; lane++) {
+        const int64_t other = key + lane - w->past;
+        if (other < 0) continue;
+        const int inside = key + lane < w->length && sees[other] &&
+                           (!w->args->window || positions[other] > position_of(w, query) - w->args->window);
+        lanes = (__mmask16)((lanes & ~(1u << lane)) | ((unsigned)inside << lane));
+    }
+    return lanes;
+}
+
+/* Addresses of the blocks of a chunk. */
+INLINE void find_blocks(const int is_bf16, const work *w, int64_t chunk, int64_t count, const char **k, const char **v) {
+    const attention_plan *p = w->plan;
+    const int64_t size = is_bf16 ? 2 : 4;
+    const int32_t *table = p->block_tables + w->request * p->block_table_stride;
+    for (int64_t block = 0; block < count; block++) {
+        const int64_t token = chunk + block * LANES, page = table[token / p->page_size];
+        const int64_t within = w->kv_head * p->page_size + token % p->page_size;
+        k[block] = (const char *)w->args->k_pages + (page * w->args->k_page + within * p->head_dim) * size;
+        v[block] = (const char *)w->args->v_pages + (page * w->args->v_page + within * p->v_head_dim) * size;
+    }
+}
+
+INLINE void score_tile(const int is_bf16, const int rows, const int columns, const char *const *q, const char *const *k,
+                       int64_t steps, float *scores) {
+    __m512 sum[TILE_ROWS][TILE_COLUMNS];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < columns; v++) sum[i][v] = _mm512_setzero_ps();
+    tile(is_bf16, rows, columns, q, k, 64, steps, 0, 0, sum);
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < columns; v++) _mm512_store_ps(scores + i * CHUNK + v * LANES, sum[i][v]);
+}
+
+/* scores [rows][CHUNK] = q k^T for `count` blocks. */
+INLINE void score(const int is_bf16, const int rows, const char *const *q, const char *const *k, int64_t count,
+                  int64_t steps, float *scores) {
+    int64_t block = 0;
+    for (; block + TILE_COLUMNS <= count; block += TILE_COLUMNS)
+        score_tile(is_bf16, rows, TILE_COLUMNS, q, k + block, steps, scores + block * LANES);
+    for (; block < count; block++) score_tile(is_bf16, rows, 1, q, k + block, steps, scores + block * LANES);
+}
+
+INLINE void value_tile(const int is_bf16, const int rows, const int columns, const char *const *weights,
+                       const char *const *v, int64_t keys, int64_t width, int64_t column, const float *keep, float *out) {
+    const int64_t stride = width * 4, per_step = is_bf16 ? 2 : 1;
+    __m512 sum[TILE_ROWS][TILE_COLUMNS];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++)
+            sum[i][c] = _mm512_mul_ps(_mm512_loadu_ps(out + i * width + column + c * LANES), _mm512_set1_ps(keep[i]));
+    for (int64_t key = 0; key < keys; key += LANES) {
+        const int64_t here = keys - key < LANES ? keys - key : LANES, steps = here / per_step;
+        const char *a[TILE_ROWS], *b[TILE_COLUMNS];
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) a[i] = weights[i] + key * (4 / per_step);
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) b[c] = v[key / LANES] + (column + c * LANES) * 4;
+        tile(is_bf16, rows, columns, a, b, stride, steps, 0, 0, sum);
+        if (here % per_step) { /* the last key has no partner: what lies there may be anything, even NaN */
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++) {
+                const __m512i lone = _mm512_and_si512(_mm512_loadu_si512(b[c] + steps * stride), _mm512_set1_epi32(0xFFFF));
+#pragma GCC unroll 6
+                for (int i = 0; i < rows; i++)
+                    sum[i][c] = dot_step(is_bf16, sum[i][c], *(const uint32_t *)(a[i] + 4 * steps), lone);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) _mm512_storeu_ps(out + i * width + column + c * LANES, sum[i][c]);
+}
+
+/* out [rows][width] = out * keep + weights v over `keys` keys. */
+INLINE void weigh(const int is_bf16, const int rows, const char *const *weights, const char *const *v, int64_t keys,
+                  int64_t width, const float *keep, float *out) {
+    int64_t column = 0;
+    for (; column + TILE_COLUMNS * LANES <= width; column += TILE_COLUMNS * LANES)
+        value_tile(is_bf16, rows, TILE_COLUMNS, weights, v, keys, width, column, keep, out);
+    for (; column < width; column += LANES)
+        value_tile(is_bf16, rows, 1, weights, v, keys, width, column, keep, out);
+}
+
+typedef void score_kernel(const char *const *, const char *const *, int64_t, int64_t, float *);
+typedef void weigh_kernel(const char *const *, const char *const *, int64_t, int64_t, const float *, float *);
+#define DEFINE_FOR(TYPE, IS_BF16, R)                                                                                   \
+    static void score_##TYPE##_##R(const char *const *q, const char *const *k, int64_t count, int64_t steps, float *s) { \
+        score(IS_BF16, R, q, k, count, steps, s);                                                                      \
+    }                                                                                                                  \
+    static void weigh_##TYPE##_##R(const char *const *w, const char *const *v, int64_t keys, int64_t width,            \
+                                   const float *keep, float *out) {                                                    \
+        weigh(IS_BF16, R, w, v, keys, width, keep, out);                                                               \
+    }
+#define DEFINE(R) DEFINE_FOR(f32, 0, R) DEFINE_FOR(bf16, 1, R)
+FOR_EACH_ROW_COUNT(DEFINE)
+#undef DEFINE
+#define TABLE(NAME) {NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6}
+static score_kernel *const score_kernels[2][TILE_ROWS] = {TABLE(score_f32), TABLE(score_bf16)};
+static weigh_kernel *const weigh_kernels[2][TILE_ROWS] = {TABLE(weigh_f32), TABLE(weigh_bf16)};
+
+INLINE __m512 scaled(const attention_plan *p, __m512 scores) {
+    const float log2e = 1.44269504f;
+    if (p->softcap == 0) return _mm512_mul_ps(scores, _mm512_set1_ps((float)p->scale * log2e));
+    /* tanh(x) = 1 - 2 / (e^2x + 1) */
+    const __m512 twice = _mm512_mul_ps(scores, _mm512_set1_ps((float)(2 * p->scale / p->softcap)));
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 down = _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(exp_of(twice), one));
+    return _mm512_mul_ps(_mm512_sub_ps(one, down), _mm512_set1_ps((float)p->softcap * log2e));
+}
+
+/* Scores of one row over one chunk -> weights, in place (float32) or into `weights` (bfloat16); updates the maximum and
+ * the sum and returns the factor on what was summed before. */
+INLINE float soften(const int is_bf16, const work *w, int64_t query, int64_t chunk, int64_t count, float *scores,
+                    bf16 *weights, float *max, float *sum) {
+    const int whole = chunk >= first_visible(w, query) && chunk + count * LANES <= (w->tree ? w->past : end_visible(w, query));
+    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    __m512 top = nothing, total = _mm512_setzero_ps(), value[BLOCKS];
+    for (int64_t b = 0; b < count; b++) {
+        value[b] = scaled(w->plan, _mm512_load_ps(scores + b * LANES));
+        if (!whole) value[b] = _mm512_mask_mov_ps(nothing, visible(w, query, chunk + b * LANES), value[b]);
+        top = _mm512_max_ps(top, value[b]);
+    }
+    const float before = *max, now = fmaxf(before, _mm512_reduce_max_ps(top));
+    const float safe = now == -INFINITY ? 0.0f : now;
+    for (int64_t b = 0; b < count; b++) {
+        const __m512 weight = exp2_of(_mm512_sub_ps(value[b], _mm512_set1_ps(safe)));
+        total = _mm512_add_ps(total, weight);
+        if (is_bf16) _mm256_storeu_si256((__m256i *)(weights + b * LANES), narrow(weight));
+        else _mm512_store_ps(scores + b * LANES, weight);
+    }
+    const float keep = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(before - safe)));
+    *max = now;
+    *sum = *sum * keep + _mm512_reduce_add_ps(total);
+    return keep;
+}
+
+/* One tile of rows against one chunk of keys. */
+INLINE void visit(const int is_bf16, const work *w, int64_t row, int64_t rows, int64_t chunk, const char *const *k,
+                  const char *const *v, state s) {
+    const attention_plan *p = w->plan;
+    const int64_t size = is_bf16 ? 2 : 4;
+    int64_t end = end_visible(w, query_of(w, row + rows - 1)) - chunk;
+    if (end <= 0) return;
+    if (end > CHUNK) end = CHUNK;
+    const int64_t count = (end + LANES - 1) / LANES;
+    float scores[TILE_ROWS][CHUNK] __attribute__((aligned(64)));
+    bf16 narrowed[TILE_ROWS][CHUNK] __attribute__((aligned(64)));
+    float keep[TILE_ROWS];
+    const char *q[TILE_ROWS], *weights[TILE_ROWS];
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t token = w->first_token + query_of(w, row + i), head = w->kv_head * w->group + (row + i) % w->group;
+        q[i] = (const char *)w->args->q + (token * w->args->q_token + head * w->args->q_head) * size;
+        weights[i] = is_bf16 ? (const char *)narrowed[i] : (const char *)scores[i];
+    }
+    score_kernels[is_bf16][rows - 1](q, k, count, p->head_dim * size / 4, scores[0]);
+    for (int64_t i = 0; i < rows; i++)
+        keep[i] = soften(is_bf16, w, query_of(w, row + i), chunk, count, scores[i], narrowed[i], s.max + row + i, s.sum + row + i);
+    weigh_kernels[is_bf16][rows - 1](weights, v, end, p->v_head_dim, keep, s.out + row * p->v_head_dim);
+}
+
+static void clear(state s, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; i++) {
+        s.max[i] = -INFINITY;
+        s.sum[i] = 0;
+    }
+    for (int64_t i = 0; i < rows * width; i += LANES) _mm512_storeu_ps(s.out + i, _mm512_setzero_ps());
+}
+
+INLINE void segment(const int is_bf16, const work *w, int64_t index, state s) {
+    clear(s, w->rows, w->plan->v_head_dim);
+    const int64_t earliest = w->past + (w->tree ? 0 : w->first_query) + 1 - w->args->window;
+    const int64_t first = w->args->window && earliest > 0 ? earliest : 0, last = end_visible(w, query_of(w, w->rows - 1));
+    const int64_t start = index * SEGMENT > first ? index * SEGMENT : first / CHUNK * CHUNK;
+    const int64_t stop = (index + 1) * SEGMENT < last ? (index + 1) * SEGMENT : last;
+    for (int64_t chunk = start; chunk < stop; chunk += CHUNK) {
+        const char *k[BLOCKS], *v[BLOCKS];
+        const int64_t keys = stop - chunk < CHUNK ? stop - chunk : CHUNK;
+        find_blocks(is_bf16, w, chunk, (keys + LANES - 1) / LANES, k, v);
+        for (int64_t row = 0; row < w->rows; row += TILE_ROWS)
+            visit(is_bf16, w, row, w->rows - row < TILE_ROWS ? w->rows - row : TILE_ROWS, chunk, k, v, s);
+    }
+}
+
+/* Adds one segment's row to the total. Merged into an empty total it is taken over unchanged, to the bit. */
+static void merge_row(state total, state part, int64_t row, int64_t width) {
+    const float top = fmaxf(total.max[row], part.max[row]), safe = top == -INFINITY ? 0.0f : top;
+    const __m512 a = exp2_of(_mm512_set1_ps(total.max[row] - safe)), b = exp2_of(_mm512_set1_ps(part.max[row] - safe));
+    total.max[row] = top;
+    total.sum[row] = total.sum[row] * _mm512_cvtss_f32(a) + part.sum[row] * _mm512_cvtss_f32(b);
+    for (int64_t i = row * width; i < (row + 1) * width; i += LANES) {
+        const __m512 old = _mm512_mul_ps(_mm512_loadu_ps(total.out + i), a);
+        _mm512_storeu_ps(total.out + i, _mm512_fmadd_ps(_mm512_loadu_ps(part.out + i), b, old));
+    }
+}
+
+INLINE void finish(const int is_bf16, const work *w, state s) {
+    const int64_t width = w->plan->v_head_dim;
+    for (int64_t row = 0; row < w->rows; row++) {
+        const int64_t token = w->first_token + query_of(w, row), head = w->kv_head * w->group + row % w->group;
+        const __m512 scale = _mm512_set1_ps(1.0f / s.sum[row]);
+        for (int64_t i = 0; i < width; i += LANES)
+            store(is_bf16, w->args->out, (token * w->plan->heads + head) * width + i, 0xFFFF,
+                  _mm512_mul_ps(_mm512_loadu_ps(s.out + row * width + i), scale));
+    }
+}
+
+INLINE state state_at(float *base, int64_t rows) { return (state){base, base + rows, base + 2 * rows}; }
+
+INLINE work work_of(const attention_plan *p, const attention_args *a, const int32_t *item, int64_t kv_head) {
+    work w = {.plan = p, .args = a, .request = item[0], .kv_head = kv_head, .first_query = item[1]};
+    w.group = p->heads / p->kv_heads;
+    w.rows = item[2] * w.group;
+    w.length = p->seq_lens[w.request];
+    w.first_token = p->query_start[w.request];
+    w.past = w.length - (p->query_start[w.request + 1] - w.first_token);
+    w.tree = p->trees ? (const uint8_t *)p->trees[w.request] : 0;
+    return w;
+}
+
+static state partial_state(const attention_plan *p, int64_t partial, int64_t kv_head, int64_t rows) {
+    return state_at(p->partials + (partial * p->kv_heads + kv_head) * p->partial_floats, rows);
+}
+
+INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
+    const int32_t *item = p->items + index / p->kv_heads * 6;
+    const work w = work_of(p, a, item, index % p->kv_heads);
+    if (item[5] >= 0) {
+        segment(is_bf16, &w, item[3], partial_state(p, item[5], w.kv_head, w.rows));
+        return;
+    }
+    const state part = state_at(scratch, w.rows), total = state_at(scratch + p->scratch_floats / 2, w.rows);
+    segment(is_bf16, &w, item[3], part);
+    if (item[4] == 1) {
+        finish(is_bf16, &w, part);
+        return;
+    }
+    clear(total, w.rows, p->v_head_dim);
+    for (int64_t s = item[3];;) {
+        for (int64_t row = 0; row < w.rows; row++) merge_row(total, part, row, p->v_head_dim);
+        if (++s == item[3] + item[4]) break;
+        segment(is_bf16, &w, s, part);
+    }
+    finish(is_bf16, &w, total);
+}
+
+INLINE void run_merge(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
+    const int32_t *merge = p->merges + index / p->kv_heads * 5;
+    const work w = work_of(p, a, merge, index % p->kv_heads);
+    const state total = state_at(scratch, w.rows);
+    clear(total, w.rows, p->v_head_dim);
+    for (int64_t s = 0; s < merge[4]; s++) {
+        const state part = partial_state(p, merge[3] + s, w.kv_head, w.rows);
+        for (int64_t row = 0; row < w.rows; row++) merge_row(total, part, row, p->v_head_dim);
+    }
+    finish(is_bf16, &w, total);
+}
+
+/* Puts one token's K and V of one head where the slot mapping says. */
+INLINE void put(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t token, int64_t head) {
+    const int64_t per_step = is_bf16 ? 2 : 1, size = is_bf16 ? 2 : 4;
+    const int64_t page = p->slots[token] / p->page_size, offset = p->slots[token] % p->page_size;
+    const int64_t block = offset / LANES * LANES, lane = offset % LANES;
+    const char *k = (const char *)a->k + (token * a->k_token + head * a->k_head) * size;
+    uint32_t *k_out = (uint32_t *)((char *)a->k_pages + (page * a->k_page + (head * p->page_size + block) * p->head_dim) * size);
+    for (int64_t step = 0; step < p->head_dim / per_step; step++) k_out[step * LANES + lane] = ((const uint32_t *)k)[step];
+    const char *v = (const char *)a->v + (token * a->v_token + head * a->v_head) * size;
+    char *v_out = (char *)a->v_pages + (page * a->v_page + (head * p->page_size + offset / per_step * per_step) * p->v_head_dim) * size;
+    for (int64_t i = 0; i < p->v_head_dim; i++) {
+        if (is_bf16) ((bf16 *)v_out)[2 * i + offset % 2] = ((const bf16 *)v)[i];
+        else ((float *)v_out)[i] = ((const float *)v)[i];
+    }
+}
+
+INLINE void attend(const int is_bf16, const attention_plan *p, const attention_args *a, float *scratch) {
+    const int64_t heads = p->kv_heads;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < p->tokens * heads; i++) put(is_bf16, p, a, i / heads, i % heads);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < p->num_items * heads; i++) run_item(is_bf16, p, a, i, scratch);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < p->num_merges * heads; i++) run_merge(is_bf16, p, a, i, scratch);
+}
+
+void engine_attention(const attention_plan *p, const attention_args *a) {
+#pragma omp parallel num_threads((int)p->threads)
+    {
+        float *scratch = p->scratch + omp_get_thread_num() * p->scratch_floats;
+        if (p->is_bf16) attend(1, p, a, scratch);
+        else attend(0, p, a, scratch);
+    }
+}
+#endif

@@ -1,0 +1,81 @@
+/* What the kernels take. Pointers are to dense data unless a stride (in elements) stands beside them; `is_bf16` chooses
+ * between bfloat16 and float32. Every function splits its work over at most `threads` threads of the OpenMP runtime. */
+#ifndef ENGINE_NATIVE_KERNELS_H
+#define ENGINE_NATIVE_KERNELS_H
+
+#include <stdint.h>
+
+/* Panels of 32 rows of W; within one, step after step, 32 rows x two neighbouring k, 128 bytes. */
+void engine_pack_rows(const void *weight, int64_t rows, int64_t k, void *packed, int64_t first_row, int threads);
+
+/* y [m, n] = x [m, k] W^T + bias. */
+typedef struct {
+    const char *x;
+    int64_t x_stride;
+    const char *packed;
+    const float *bias; /* or null */
+    void *y;
+    int64_t m, n, k;
+    int y_is_float;
+    int threads;
+} linear_args;
+void engine_linear(const linear_args *args);
+
+/* Rows are indexed by (outer, inner). `residual`, unless null, is dense: x is added to it and the sum normalised. */
+typedef struct {
+    const void *x;
+    int64_t outer, inner, outer_stride, inner_stride, width;
+    const void *weight;
+    void *residual, *y;
+    float eps;
+    int is_bf16, threads;
+} norm_args;
+void engine_rms_norm(const norm_args *args);
+
+typedef struct {
+    void *x;
+    int64_t heads, token_stride, head_stride;
+} rope_side;
+typedef struct {
+    rope_side side[2];
+    const int64_t *positions;
+    const float *cos_sin;
+    int64_t tokens, rotary;
+    int is_bf16, threads;
+} rope_args;
+void engine_rope(const rope_args *args);
+
+void engine_silu_mul(const void *x, int64_t stride, void *y, int64_t tokens, int64_t width, int is_bf16, int threads);
+
+/* Keys per segment: the grain at which one query's keys may be spread over threads. */
+enum { ATTENTION_SEGMENT = 512 };
+
+/* What all layers of one step share. Filled by the planner, all members 64 bits wide. */
+typedef struct {
+    int64_t tokens, requests, heads, kv_heads, head_dim, v_head_dim, page_size, is_bf16, threads;
+    const int32_t *query_start, *seq_lens, *block_tables;
+    int64_t block_table_stride;
+    const int64_t *slots, *positions;
+    const int64_t *trees;   /* per request the address of a dense bool [q, q], or 0; null when there is no tree */
+    const int32_t *items;   /* [num_items, 6]: request, first query, queries, first segment, segments, partial or -1 */
+    const int32_t *merges;  /* [num_merges, 5]: request, first query, queries, first partial, partials */
+    int64_t num_items, num_merges;
+    float *scratch;         /* threads x scratch_floats */
+    int64_t scratch_floats;
+    float *partials;        /* per (partial, KV head): rows x (v_head_dim + 2) floats */
+    int64_t partial_floats;
+    double scale, softcap;  /* softcap 0: none */
+} attention_plan;
+
+typedef struct {
+    const void *q, *k, *v;
+    int64_t q_token, q_head, k_token, k_head, v_token, v_head; /* strides */
+    void *k_pages, *v_pages;
+    int64_t k_page, v_page; /* strides */
+    void *out;
+    int64_t window; /* 0: none */
+} attention_args;
+void engine_attention(const attention_plan *plan, const attention_args *args);
+
+
+#endif
