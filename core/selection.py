@@ -115,12 +115,10 @@ class Selector:
         return _choice(best, best.offer.options(), component, why, refused)
 
     def _reasons(self, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
-        reasons = unmet(offer.capabilities, needs)
         try:
-            reasons += [objection] if (objection := offer.available(self.device)) else []
-            return reasons or list(judge(offer, options))
+            return objections(offer, self.device, needs) or list(judge(offer, options))
         except Exception as error:  # a stranger's code: whatever it raises is its reason not to be taken
-            return [*reasons, f"asking it failed with {type(error).__name__}: {error}"]
+            return [_failure(error)]
 
     def _nothing_fits(self, component: Named, refused: Sequence[Refusal]) -> str:
         what = noun(component.point)
@@ -128,6 +126,20 @@ class Selector:
             return f"{dotted(component.key)}: no {what} is installed; see `engine plugins list`"
         reasons = " | ".join(f"{r.name}: {'; '.join(r.reasons)}" for r in refused)
         return f"{self.origins.near(component.key)}{dotted(component.key)}: no installed {what} fits: {reasons}"
+
+
+def objections(offer: Offer[Any], device: DeviceProfile, needs: Needs) -> list[str]:
+    """Why an offer can't be used on a device for `needs`; empty when it can."""
+    reasons = unmet(offer.capabilities, needs)
+    try:
+        objection = offer.available(device)
+    except Exception as error:  # as above
+        objection = _failure(error)
+    return [*reasons, objection] if objection else reasons
+
+
+def _failure(error: Exception) -> str:
+    return f"asking it failed with {type(error).__name__}: {error}"
 
 
 def _no_defaults(offer: Offer[Any]) -> list[str]:
@@ -148,4 +160,4 @@ def _choice(
     )
 
 
-__all__ = ["Choice", "Judge", "Preference", "Refusal", "Selector"]
+__all__ = ["Choice", "Judge", "Preference", "Refusal", "Selector", "objections"]

@@ -88,8 +88,8 @@ class KVCacheSection(Component):
     page_size: int = Field(default=16, gt=0, le=1024, description="Tokens per page.")
     memory: Bytes | None = Field(
         default=None,
-        description="Bytes for the KV pool, such as 2GiB; if unset, what the running requests can need within a quarter of the "
-        "free memory.",
+        description="Bytes for the KV pool, such as 2GiB; if unset, what the running requests can need within a "
+        "quarter of the free memory.",
     )
     pages: int | None = Field(default=None, gt=0, description="Size of the pool in pages; overrides memory.")
 
