@@ -282,8 +282,8 @@ static state partial_state(const attention_plan *p, int64_t partial, int64_t kv_
 }
 
 INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
-    const int32_t *item = p->items + index / p->kv_heads * 6;
-    const work w = work_of(p, a, item, index % p->kv_heads);
+    const int32_t *item = p->items + index % p->num_items * 6;
+    const work w = work_of(p, a, item, index / p->num_items);
     if (item[5] >= 0) {
         segment(is_bf16, &w, item[3], partial_state(p, item[5], w.kv_head, w.rows));
         return;
