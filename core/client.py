@@ -127,7 +127,8 @@ class EngineClient:
         if self.failed is not None:
             raise CoreFailed(self.failed)
         number = next(self._numbers)
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._replies[number] = reply
         self._send(Control(number, verb))
         try:
             return await reply

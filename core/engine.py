@@ -34,8 +34,8 @@ class Engine:
     """Scheduler, executor and what stands beside them.
 
     Args:
-        overlap: schedule a step while the one before runs. Not possible with a speculator that drafts on the host, since
-            it needs the tokens of the step before.
+        overlap: schedule a step while the one before runs. Not possible with a drafter on the host, which needs the
+            tokens of the step before.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
             arrival=time.monotonic(),
             priority=add.priority,
             cache_salt=add.cache_salt,
-            kv_source=add.kv_transfer if source.get("do_remote_prefill") and source.get("handle") else None,
+            kv_source=add.kv_transfer if source.get("do_remote_prefill") else None,
             kv_export=bool(source.get("do_remote_decode")),
         )
         try:
@@ -92,12 +92,13 @@ class Engine:
         if not add.prompt:
             return "the prompt is empty"
         if len(add.prompt) >= self.max_context:
-            return f"the prompt has {len(add.prompt)} tokens; the maximum context length is {self.max_context}, output included"
+            limit = f"the maximum context length is {self.max_context} tokens, output included"
+            return f"the prompt has {len(add.prompt)} tokens; {limit}"
         if not all(0 <= token < self._vocab_size for token in add.prompt):
             return f"the prompt has token ids outside the vocabulary of {self._vocab_size}"
         if add.params.max_tokens is not None and add.params.max_tokens < 1:
             return "max_tokens must be at least 1"
-        return None
+        return self.handover.fault(add.request_id, add.kv_transfer or {})
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests that nobody waits for; unknown ids are ignored, since they may just have finished."""

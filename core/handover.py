@@ -7,13 +7,12 @@ prompt is computed here. A request whose KV is published keeps its pages open un
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from engine.messages import FinishReason
 from engine.request import Request, Status
 from engine.scheduler import Scheduler, Transfers
-from engine.transfer import TransferLedger
+from engine.transfer import TransferLedger, remote_tokens
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +38,35 @@ class Handover(Transfers):
             "do_remote_decode": False,
             "remote_engine_id": self._engine_id,
             "remote_request_id": request.id,
-            "remote_num_tokens": request.prompt_len,
             "handle": handle,
         }
         return True
 
     def handle(self, request_id: str) -> dict[str, Any] | None:
         return self._published.get(request_id)
+
+    def fault(self, request_id: str, params: dict[str, Any]) -> str | None:
+        """What is wrong with a request's transfer parameters, in one sentence."""
+        if request_id in self._published:
+            return f"the KV of a request with the id {request_id!r} is still published"
+        if params.get("do_remote_decode") and not self._ledger.produces:
+            return (
+                "kv_transfer_params asks for do_remote_decode, but no KV connector here has the role producer or both"
+            )
+        if not params.get("do_remote_prefill"):
+            return None
+        if not self._ledger.consumes:
+            return (
+                "kv_transfer_params asks for do_remote_prefill, but no KV connector here has the role consumer or both"
+            )
+        handle = params.get("handle")
+        if not isinstance(handle, dict):
+            return "kv_transfer_params lacks handle, which the engine that computed the prompt returned"
+        try:
+            remote_tokens(handle)
+        except ValueError as error:
+            return f"kv_transfer_params.handle is malformed: {error}"
+        return None
 
     def attach(self, scheduler: Scheduler) -> None:
         """Name the scheduler whose requests are handed over (the two know each other)."""
@@ -65,15 +86,16 @@ class Handover(Transfers):
 
     def _fetch(self, request: Request) -> None:
         assert request.kv_source is not None, "only requests with a source fetch"
-        covered = min(int(request.kv_source["remote_num_tokens"]), len(request.tokens) - 1)
+        covered = min(remote_tokens(request.kv_source["handle"]), len(request.tokens) - 1)
         first = request.num_computed // self._page_size
         table = self._scheduler.cache.block_table(request.id)
         pages = table[first : max(first, -(-covered // self._page_size))]
         self._fetching[request.id] = request
+        source = request.kv_source
         try:
-            self._ledger.fetch(request.id, request.kv_source["handle"], pages, first)
+            self._ledger.fetch(request.id, source["handle"], pages, first)
         except ValueError as error:
-            self._resume(request.id, f"the handle was refused: {error}")
+            self._resume(request.id, f"its KV was refused: {error}")
 
     def advance(self, now: float) -> None:
         """Poll the transports and apply what happened; `now` is monotonic seconds."""
@@ -95,40 +117,18 @@ class Handover(Transfers):
         computed = request.num_computed
         if failure:
             log.warning("request %s computes its prompt here: %s", request_id, failure)
-        else:
-            source: Mapping[str, Any] = request.kv_source or {}
-            computed = max(computed, min(int(source["remote_num_tokens"]), len(request.tokens) - 1))
+        elif request.kv_source is not None:
+            computed = max(computed, min(remote_tokens(request.kv_source["handle"]), len(request.tokens) - 1))
+        request.kv_source = None  # after a preemption it computes its tokens here
         self._scheduler.resume_fetched(request, computed)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every transfer under way, for people."""
-        return self._ledger.rows()
+        """Every transfer under way, for people; JSON values only."""
+        return [row._asdict() for row in self._ledger.rows()]
 
     def close(self) -> None:
         """Stop the transports; nothing is published or fetched any more."""
         self._ledger.close()
 
 
-class NoHandover(Handover):
-    """An engine without connectors."""
-
-    def __init__(self) -> None:
-        self._fetching, self._published = {}, {}
-
-    def keep(self, request: Request, reason: FinishReason) -> bool:
-        return False
-
-    def start_fetches(self) -> None:
-        return
-
-    def advance(self, now: float) -> None:
-        return
-
-    def rows(self) -> list[dict[str, Any]]:
-        return []
-
-    def close(self) -> None:
-        return
-
-
-__all__ = ["Handover", "NoHandover"]
+__all__ = ["Handover"]

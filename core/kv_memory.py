@@ -41,7 +41,7 @@ def pool_bytes(layout: KVLayout, layers: int, num_pages: int) -> int:
 def count_pages(
     section: KVCacheSection, layout: KVLayout, layers: int, device: DeviceProfile, *, max_running: int, max_context: int
 ) -> int:
-    """Pages of the pool: as the YAML says, or else what `max_running` full contexts need within a quarter of the memory.
+    """Pages of the pool: as the YAML says, or else for `max_running` full contexts within a quarter of the memory.
 
     Raises:
         ResourceError: the pool would not fit, or would hold no page.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.sampler import Row, sample, top_logprobs
+from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBackend, AttentionBatch
 from engine.specs.model import Forward, Model
 from engine.specs.speculator import TargetTaps
@@ -90,6 +91,17 @@ class Runner:
         self._step.plan, self._step.tapped = self.backend.plan(attention), []
         hidden = self.model.forward(tokens, positions, self._step)
         return self._finish(batch.entries, hidden)
+
+    def warm_up(self) -> None:
+        """Compute a short prompt and a decode step on page 0, which nothing holds yet: libraries allocate and tune on
+        first use."""
+        params = SamplingParams(temperature=0.0)
+        count = min(self.page_size, self._tokens.shape[1] - 2)
+        admission = Admission(slot=0, tokens=[0] * count, prompt_len=count, params=params, seed=0, stop_ids=())
+        pages = [0] * (-(-(count + 1) // self.page_size))
+        for start, length in ((0, count), (count, 1)):
+            entry = Entry(slot=0, start=start, count=length, samples=True, first_page=0, new_pages=pages)
+            self.step(StepBatch(number=0, admissions=[] if start else [admission], entries=[entry]))
 
     def _admit(self, admission: Admission) -> None:
         self._tokens[admission.slot, : len(admission.tokens)] = admission.tokens

@@ -39,12 +39,22 @@ class ToyPending(Pending):
 
     def __init__(self, run: Callable[[], StepResult]) -> None:
         self._run = run
-        self._result: StepResult | None = None
+        self._outcome: StepResult | Exception | None = None
+
+    def settle(self) -> None:
+        """Run, unless that was done; an exception waits for `result`."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._run()
+            except Exception as error:
+                self._outcome = error
 
     def result(self) -> StepResult:
-        if self._result is None:
-            self._result = self._run()
-        return self._result
+        self.settle()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None, "a settled step has an outcome"
+        return self._outcome
 
 
 class ToyExecutor(Executor):
@@ -61,7 +71,7 @@ class ToyExecutor(Executor):
 
     def launch(self, batch: StepBatch) -> Pending:
         if self._last is not None:
-            self._last.result()  # in order
+            self._last.settle()  # in order
         self._last = ToyPending(lambda: self._step(batch))
         return self._last
 

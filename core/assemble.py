@@ -1,0 +1,272 @@
+"""A composition made real: reads the weights, cuts the KV pool, and joins the parts into an engine."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.compose import compose
+from engine.composition import Composition
+from engine.config.model import EngineConfig
+from engine.device import detect
+from engine.drafting import Drafter
+from engine.engine import Engine
+from engine.errors import ResourceError
+from engine.handover import Handover
+from engine.kv_memory import count_pages, cut_pool
+from engine.observation import Observation
+from engine.ops import select
+from engine.registry import Registry
+from engine.runner import KVPool, Runner
+from engine.scheduler import Limits, Scheduler
+from engine.specs.attention import AttentionBackend, AttentionShape, KVLayout
+from engine.specs.kv_connector import KVConnector, KVSchema, Role
+from engine.specs.model import Model, ModelProfile
+from engine.specs.speculator import Speculator
+from engine.specs.weight_loader import WeightSource
+from engine.transfer import Link, TransferLedger
+from engine.weight_progress import ReportedWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str, float, str], None]
+"""Called with a phase, the share of it that is done (0..1) and a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A running engine and what it is made of."""
+
+    engine: Engine
+    composition: Composition
+    num_pages: int
+    page_size: int
+
+
+def assemble(
+    config: EngineConfig,
+    model_path: Path,
+    report: Report = lambda name, progress, detail: None,
+    wake: Callable[[], None] = lambda: None,
+    registry: Registry | None = None,
+) -> Assembled:
+    """Compose and build an engine.
+
+    Args:
+        model_path: what `resolve_source` found.
+        wake: called from other threads when the engine should step although nobody sent anything.
+        registry: the installed plugins if unset.
+
+    Raises:
+        EngineError: the parts don't fit, or a file or memory is missing; one sentence says which.
+    """
+    report("composing", 0.0, "")
+    plugins = registry or Registry.discover(config.plugins.allow, config.plugins.deny)
+    composition = compose(config, plugins, detect(config.device.kind), model_path)
+    for part, choice in composition.parts():
+        log.info("%s: %s (%s)", part, choice.name, choice.why)
+    return _Assembly(composition, report, wake).build()
+
+
+class _Assembly:
+    """The steps of building, which share the composition."""
+
+    def __init__(self, composition: Composition, report: Report, wake: Callable[[], None]) -> None:
+        self.composition, self.report, self.wake = composition, report, wake
+        self.config, self.choices = composition.config, composition.choices
+        self.device = torch.device(composition.device.kind)
+        self.dtype: torch.dtype = getattr(torch, composition.dtype)
+        self.threads = self.config.device.threads or composition.device.cores
+        self.page_size = self.config.kv_cache.page_size
+
+    def build(self) -> Assembled:
+        composition, config = self.composition, self.config
+        torch.set_num_threads(self.threads)
+        backend = self._attention()
+        layout = backend.kv_layout()
+        num_pages = self._count_pages(layout)
+        max_context = min(composition.max_context, num_pages * self.page_size)
+        if max_context < composition.max_context:
+            log.warning(
+                "the context is cut from %d to %d tokens, since the KV pool holds no more; raise kv_cache.memory",
+                composition.max_context,
+                max_context,
+            )
+        profile = replace(composition.profile, max_context=max_context)
+        model, digest = self._model(profile)
+        engine_id = uuid.uuid4().hex
+        connectors = self._connectors(layout, num_pages, digest, engine_id)
+        self.report("allocating KV", 0.0, f"{num_pages} pages of {self.page_size} tokens")
+        pool = self._pool(layout, num_pages, connectors)
+        drafter = self._drafter(profile)
+        runner = self._runner(model, backend, pool, drafter, max_context)
+        executor = self.choices["executor"].build(make_runner=lambda: self._warmed(runner))
+        cache = self.choices["kv_cache"].build(num_pages=num_pages, page_size=self.page_size)
+        observation = Observation([choice.build() for choice in composition.observers])
+        handover = self._handover(connectors, pool, engine_id)
+        section = config.scheduler
+        scheduler = Scheduler(
+            cache,
+            self.choices["scheduler"].build(),
+            Limits(
+                max_running=section.max_running,
+                max_waiting=section.max_waiting,
+                token_budget=section.token_budget,
+                prefill_chunk=section.prefill_chunk or section.token_budget,
+            ),
+            drafts=drafter,
+            transfers=handover,
+            emit=observation.emit,
+        )
+        handover.attach(scheduler)
+        engine = Engine(
+            scheduler,
+            executor,
+            handover,
+            observation,
+            drafter=drafter,
+            overlap=section.overlap,
+            max_context=max_context,
+            eos=frozenset(profile.eos_token_ids),
+            vocab_size=profile.vocab_size,
+        )
+        return Assembled(engine, composition, num_pages, self.page_size)
+
+    def _attention(self) -> AttentionBackend:
+        profile = self.composition.profile
+        shape = AttentionShape(
+            kind=profile.kv_kind,
+            heads=profile.heads,
+            kv_heads=profile.kv_heads,
+            head_dim=profile.head_dim,
+            v_head_dim=profile.v_head_dim,
+            scale=profile.scale,
+            windows=profile.windows,
+            softcap=profile.softcap,
+            dtype=self.composition.dtype,
+        )
+        backend: AttentionBackend = self.choices["attention"].build(
+            shape=shape, page_size=self.page_size, device=self.composition.device
+        )
+        return backend
+
+    def _count_pages(self, layout: KVLayout) -> int:
+        return count_pages(
+            self.config.kv_cache,
+            layout,
+            self.composition.profile.layers,
+            self.composition.device,
+            max_running=self.config.scheduler.max_running,
+            max_context=self.composition.max_context,
+        )
+
+    def _model(self, profile: ModelProfile) -> tuple[Model, str]:
+        """The model with its weights in memory, and the digest that names them."""
+        composition = self.composition
+        needed = profile.parameters * self.dtype.itemsize
+        if needed > composition.device.memory_bytes:
+            raise ResourceError(
+                f"the weights take {needed / 2**20:,.0f} MiB in {composition.dtype}, but {composition.device.name} has "
+                f"{composition.device.memory_bytes / 2**20:,.0f} MiB free; use a smaller model or dtype"
+            )
+        config = dict(composition.model_config)
+        loader = self.choices["loader"].build()
+        try:
+            weights: WeightSource = loader.open(composition.model_path, config)
+            reported = ReportedWeights(weights, lambda share: self.report("loading weights", share, ""))
+            try:
+                model: Model = self.choices["model"].build(
+                    config=config,
+                    profile=profile,
+                    weights=reported,
+                    linears=self.choices["quantization"].build(device=composition.device, dtype=self.dtype),
+                    ops=select(composition.device, self.dtype),
+                    device=self.device,
+                    dtype=self.dtype,
+                )
+                return model, weights.digest()
+            finally:
+                weights.close()
+        except (OSError, ValueError, KeyError) as error:
+            text = error.args[0] if isinstance(error, KeyError) and error.args else error
+            raise ResourceError(f"the weights at {composition.model_path} can't be loaded: {text}") from error
+
+    def _connectors(self, layout: KVLayout, num_pages: int, digest: str, engine_id: str) -> list[KVConnector]:
+        schema = KVSchema(
+            weights=digest,
+            layers=self.composition.profile.layers,
+            page_size=self.page_size,
+            parts=layout.parts,
+            dtype=layout.dtype,
+            num_pages=num_pages,
+        )
+        return [
+            choice.build(role=Role(section.role), schema=schema, engine_id=engine_id)
+            for choice, section in zip(self.composition.connectors, self.config.kv_connectors, strict=True)
+        ]
+
+    def _pool(self, layout: KVLayout, num_pages: int, connectors: Sequence[KVConnector]) -> KVPool:
+        """KV memory, from the first connector that wants to provide it."""
+
+        def memory(num_bytes: int) -> Tensor | None:
+            return next((m for c in connectors if (m := c.allocate(num_bytes)) is not None), None)
+
+        return cut_pool(layout, self.composition.profile.layers, num_pages, self.device, memory)
+
+    def _handover(self, connectors: Sequence[KVConnector], pool: KVPool, engine_id: str) -> Handover:
+        import time
+
+        links = []
+        for connector, section in zip(connectors, self.config.kv_connectors, strict=True):
+            connector.start(pool, self.wake)
+            links.append(
+                Link(
+                    name=section.use,
+                    connector=connector,
+                    role=Role(section.role),
+                    lease_seconds=section.lease_seconds,
+                    fetch_timeout=section.fetch_timeout,
+                )
+            )
+        return Handover(TransferLedger(links, time.monotonic), engine_id=engine_id, page_size=self.page_size)
+
+    def _drafter(self, profile: ModelProfile) -> Drafter | None:
+        if "speculator" not in self.choices:
+            return None
+        speculator: Speculator = self.choices["speculator"].build(
+            profile=profile, max_running=self.config.scheduler.max_running
+        )
+        return Drafter(speculator, max_draft=self.config.speculator.max_draft, vocab_size=profile.vocab_size)
+
+    def _runner(
+        self, model: Model, backend: AttentionBackend, pool: KVPool, drafter: Drafter | None, max_context: int
+    ) -> Runner:
+        return Runner(
+            model,
+            backend,
+            pool,
+            page_size=self.page_size,
+            slots=self.config.scheduler.max_running,
+            max_len=max_context + (self.config.speculator.max_draft if drafter else 0),
+            device=self.device,
+            taps=drafter.speculator.taps() if drafter else None,
+        )
+
+    def _warmed(self, runner: Runner) -> Any:
+        """On the runner's thread: set what torch keeps per thread, and run once so that no request pays for it."""
+        torch.set_num_threads(self.threads)
+        self.report("warming up", 0.0, "")
+        runner.warm_up()
+        return runner
+
+
+__all__ = ["Assembled", "Report", "assemble"]
