@@ -21,8 +21,8 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 _OPTIONAL: Final = frozenset(
-    "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor beta_fast"
-    " beta_slow mscale mscale_all_dim truncate short_mscale long_mscale".split()
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
+    | {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
 )
 
 

@@ -55,7 +55,7 @@ class WeightSource(ABC):
         for name, expected in shapes.items():
             if (found := self.shape(name)) != expected:
                 raise ValueError(
-                    f"{self.origin(name)}: tensor {name} has shape {list(found)}, but the config asks for {list(expected)}"
+                    f"{self.origin(name)}: tensor {name} has shape {list(found)}, the config asks for {list(expected)}"
                 )
 
     @abstractmethod
