@@ -100,8 +100,8 @@ class Registry:
     @cached_property
     def _loaded(self) -> tuple[tuple[Entry, ...], dict[str, dict[str, Owned[Any]]]]:
         manager = pluggy.PluginManager(PROJECT)
-        for point in POINTS:
-            manager.add_hookspecs(point)
+        for spec in POINTS:
+            manager.add_hookspecs(spec)
         entries: list[Entry] = []
         offers: dict[str, dict[str, Owned[Any]]] = {point: {} for point in _POINTS}
         for entry in self.entries:
@@ -149,7 +149,7 @@ def _load(manager: pluggy.PluginManager, entry: Entry) -> tuple[Entry, list[tupl
         manager.check_pending()  # or else a misspelt hook would pass unseen
         offers = list(_collect(manager, plugin))
     except (Exception, SystemExit) as error:
-        if plugin is not None:
+        if manager.is_registered(plugin):
             manager.unregister(plugin)
         return replace(entry, state=State.BROKEN, reason=_reason(error)), []
     return replace(entry, state=State.OK), offers
@@ -168,7 +168,8 @@ def _collect(manager: pluggy.PluginManager, plugin: object) -> Iterable[tuple[st
         raise ValueError("it implements no hook of the engine")
     for caller in callers:
         (implementation,) = (i for i in caller.get_hookimpls() if i.plugin is plugin)
-        for offer in implementation.function():
+        offers: Any = implementation.function()
+        for offer in offers:
             _check(_POINTS[caller.name], offer)
             yield caller.name, offer
 
