@@ -1,0 +1,95 @@
+"""The FastAPI application over one server's state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+import engine
+from engine.errors import ConfigError
+from engine.server.errors import ApiError
+from engine.server.middleware import LimitBody, RequireKey
+from engine.server.routes import build_router
+from engine.server.state import ServerState
+
+log = logging.getLogger(__name__)
+
+_IGNORED_HEADER = "X-Engine-Ignored-Fields"
+
+
+def create_app(state: ServerState, routers: Sequence[tuple[str, APIRouter]] = ()) -> FastAPI:
+    """Wire routes, errors and middleware.
+
+    Args:
+        routers: further routes with the names of the components they come from.
+
+    Raises:
+        ConfigError: a router has a path that exists already.
+    """
+    app = FastAPI(title="engine", version=engine.__version__, middleware=_middleware(state))
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _server_error)
+    app.include_router(build_router(state))
+    for name, router in routers:
+        _refuse_clashes(app.routes, name, router)
+        app.include_router(router)
+    return app
+
+
+def _middleware(state: ServerState) -> list[Middleware]:
+    """Outermost first: an error of an inner one still gets its CORS headers."""
+    section = state.config.server
+    keys = [key.get_secret_value() for key in section.api_keys]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=section.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[_IGNORED_HEADER],
+        ),
+        *([Middleware(RequireKey, keys=keys)] if keys else []),
+        Middleware(LimitBody, limit=section.max_body),
+    ]
+
+
+def _refuse_clashes(existing: Sequence[BaseRoute], name: str, router: APIRouter) -> None:
+    taken = {route.path for route in existing if isinstance(route, Route)}
+    for route in router.routes:
+        if isinstance(route, Route) and route.path in taken:
+            raise ConfigError(
+                f"server.routes names {name!r}, whose path {route.path} exists already; leave it out of server.routes"
+            )
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: unknown paths and wrong methods."""
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"there is no {request.url.path[:200]} here",
+        405: f"{request.url.path[:200]} does not take {request.method}",
+    }
+    made = ApiError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+    made.headers.update(error.headers or {})
+    return made
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    """A fault of ours. The framework logs it with its traceback; the client learns no internals."""
+    return ApiError(500, "the server failed on this request").response()
+
+
+__all__ = ["create_app"]

@@ -1,0 +1,148 @@
+"""Chat messages and tools: checked, and brought into the shape that chat templates expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.server.errors import bad_request
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MEDIA = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "video", "file", "input_file")
+
+
+def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the messages with content as text and the arguments of tool calls as objects.
+
+    Raises:
+        ApiError: 400, naming the message and what is wrong with it.
+    """
+    if not messages:
+        raise bad_request("messages must hold at least one message", "messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        named = repr(role) if isinstance(role, str) else "missing or no text"
+        raise bad_request(f"{where}.role must be one of {', '.join(_ROLES)}; it is {named}", f"{where}.role")
+    calls = message.get("tool_calls")
+    if message.get("content") is None and role != "assistant":
+        raise bad_request(f"{where}.content is required for the role {role!r}", f"{where}.content")
+    if message.get("content") is None and not (calls or message.get("function_call") or "content" in message):
+        raise bad_request(f"{where} needs content or tool_calls", f"{where}.content")
+    made = {**message, "content": _content(message.get("content"), f"{where}.content")}
+    made.pop("tool_calls", None)
+    if calls:
+        made["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
+    return made
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of parts", where)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise bad_request(f"{where} must be an object with a type", where)
+    kind = part.get("type")
+    if kind in _MEDIA:
+        raise bad_request(f"{where} is of type {kind!r}, but this model reads text only (it is not multimodal)", where)
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise bad_request(f"{where}.type must be 'text', not {kind!r}", where)
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise bad_request(f"{where}.text must be a string", where)
+    return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise bad_request(f"{where} must be a list", where)
+    made = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"{where}[{i}] must have a function with a name", f"{where}[{i}]")
+        made.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+    return made
+
+
+def _arguments(arguments: Any) -> Any:
+    """Templates write arguments as JSON themselves, so they get the object; text that is no JSON stays text."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return msgspec.json.decode(arguments) if arguments.strip() else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return arguments
+
+
+def check_tools(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None) -> list[dict[str, Any]] | None:
+    """The tools to show to the model; None when there are none or none are to be used.
+
+    The template tells the model of them and its answer is returned as text. A choice that would force a call can't be
+    kept without constrained decoding, so it is refused.
+
+    Raises:
+        ApiError: 400 for a malformed tool, or a choice that is malformed, names no tool or would need constraints.
+    """
+    names = [_tool_name(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise bad_request("tool_choice must be 'none', 'auto' or name a function", "tool_choice")
+        if name not in names:
+            raise bad_request(f"tool_choice names {name!r}, but tools has {names}", "tool_choice")
+        raise _unforced(f"of the function {name!r}")
+    if choice == "required":
+        if not names:
+            raise bad_request("tool_choice 'required' needs tools", "tool_choice")
+        raise _unforced("'required'")
+    if choice not in (None, "none", "auto"):
+        raise bad_request(f"tool_choice must be 'none', 'auto' or name a function, not {choice!r}", "tool_choice")
+    return list(tools) if tools and choice != "none" else None
+
+
+def _unforced(what: str) -> Exception:
+    return bad_request(
+        f"tool_choice {what} needs constrained decoding, which this server does not have; use 'auto' or 'none'",
+        "tool_choice",
+    )
+
+
+def _tool_name(tool: dict[str, Any], where: str) -> str:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise bad_request(f"{where} must have type 'function' and an object `function`", where)
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where}.function.name must be a non-empty string", where)
+    if not isinstance(function.get("parameters"), dict | None):
+        raise bad_request(f"{where}.function.parameters must be an object (a JSON schema)", where)
+    return name
+
+
+def check_response_format(response_format: dict[str, Any] | None, structured: dict[str, Any] | None) -> None:
+    """Plain text is all there is: raise a 400 for everything that needs constrained decoding."""
+    kind = "text" if response_format is None else response_format.get("type")
+    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
+        raise bad_request("response_format.type must be text, json_object or json_schema", "response_format")
+    if kind != "text" or structured:
+        name = "response_format" if kind != "text" else "structured_outputs"
+        raise bad_request(f"{name} needs constrained decoding, which this server does not have; ask for text", name)
+
+
+__all__ = ["check_response_format", "check_tools", "template_messages"]

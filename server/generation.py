@@ -1,0 +1,120 @@
+"""Running the choices of one request in the core and merging what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import EngineError
+from engine.messages import FinishReason, Output
+from engine.sampling_params import SamplingParams
+from engine.server.errors import ApiError
+from engine.server.state import ServerState
+from engine.server.text import ChoiceText, Delta
+
+_RETRY_FULL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request of the core: it makes one choice."""
+
+    index: int  # of the choice
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    kv_transfer: dict[str, Any] | None = None
+
+
+async def generate(state: ServerState, jobs: Sequence[tuple[Job, ChoiceText]]) -> AsyncGenerator[Delta]:
+    """The deltas of all choices as they come; each choice ends with the delta that has a finish reason.
+
+    Closing the iterator, or an error of one choice, aborts all.
+
+    Raises:
+        ApiError: 429 when the queue is full, 500 when the engine failed on the request, 503 when it stops.
+    """
+    streams = [_choice(state, job, text) for job, text in jobs]
+    merged = streams[0] if len(streams) == 1 else _merge(streams)
+    async with aclosing(merged):
+        async for delta in merged:
+            yield delta
+
+
+async def _choice(state: ServerState, job: Job, text: ChoiceText) -> AsyncGenerator[Delta]:
+    watch = state.metrics.begin(len(job.prompt))
+    outputs = state.client.generate(
+        job.prompt,
+        job.params,
+        request_id=job.request_id,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        kv_transfer=job.kv_transfer,
+    )
+    reason = "abort"
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                _raise_failure(output, state.client.failed)
+                delta = text.feed(output)
+                watch.output(len(delta.token_ids), delta.cached_tokens)
+                reason = delta.finish_reason or reason
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+    except ApiError as error:
+        reason = "refused" if error.status == 429 else "error"
+        raise
+    except EngineError as error:
+        reason = "error"
+        raise ApiError(503, str(error)) from error
+    finally:
+        watch.end(reason)
+
+
+def _raise_failure(output: Output, dead: str | None) -> None:
+    if output.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR):
+        return
+    if dead is not None or output.finish_reason is FinishReason.ABORT:
+        raise ApiError(503, dead or "the engine gave up this request while stopping")
+    if output.refused:
+        raise ApiError(429, output.error, code="queue_full", retry_after=_RETRY_FULL)
+    raise ApiError(500, output.error)
+
+
+async def _merge(streams: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
+    """Interleave the streams in the order of arrival; the first error ends all."""
+    queue: asyncio.Queue[Delta | ApiError | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncIterator[Delta]) -> None:
+        try:
+            async for delta in stream:
+                queue.put_nowait(delta)
+        except ApiError as error:
+            queue.put_nowait(error)
+        finally:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, ApiError):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+__all__ = ["Job", "generate"]

@@ -1,0 +1,131 @@
+"""What a request makes the core do: which prompts, which choices, how to sample each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.detokenizer import Detokenizer
+from engine.messages import Ready
+from engine.sampling_params import SamplingParams
+from engine.server.conversation import check_response_format
+from engine.server.errors import bad_request
+from engine.server.generation import Job
+from engine.server.prompts import room
+from engine.server.protocol import Generate
+from engine.server.sampling import with_seed
+from engine.server.text import ChoiceText, Delta
+
+if TYPE_CHECKING:
+    from engine.tokenizer import Tokenizer
+
+_PRIORITIES = range(-(2**31), 2**31)
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """Tokens of a request, over all its choices; a prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    _seen: set[int] = field(default_factory=set)
+
+    def add(self, delta: Delta, n: int) -> None:
+        """Count a delta of a request with n choices per prompt."""
+        self.completion_tokens += len(delta.token_ids)
+        if delta.index % n == 0 and delta.index not in self._seen and (delta.token_ids or delta.finish_reason):
+            self._seen.add(delta.index)
+            self.cached_tokens += delta.cached_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        """OpenAI's object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+def choices(
+    body: Generate, tokenizer: Tokenizer, ready: Ready, prompts: Sequence[list[int]], params: SamplingParams, max_n: int
+) -> list[tuple[Job, ChoiceText]]:
+    """One job of the core for every choice: k prompts times n, the choices of one prompt side by side.
+
+    Raises:
+        ApiError: 400 when a prompt doesn't fit, or the request asks for more than can be queued.
+    """
+    n = choices_per_prompt(body, max_n)
+    most = ready.max_running + ready.max_waiting
+    if len(prompts) * n > most:
+        raise bad_request(
+            f"the request asks for {len(prompts) * n} answers at once, but at most {most} can be queued here", "prompt"
+        )
+    priority = _priority(body.priority)
+    transfer = _transfer(body.kv_transfer_params)
+    batch = uuid.uuid4().hex
+    made = []
+    for i, prompt in enumerate(prompts):
+        fitted = _fitted(params, prompt, ready.max_context)
+        for j in range(n):
+            job = Job(
+                index=i * n + j,
+                request_id=f"{batch}-{i * n + j}",
+                prompt=prompt,
+                params=with_seed(fitted, j),
+                priority=priority,
+                cache_salt=body.cache_salt or "",
+                kv_transfer=transfer,
+            )
+            detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            text = ChoiceText(job.index, params, detokenizer, frozenset(tokenizer.eos_token_ids))
+            made.append((job, text))
+    return made
+
+
+def choices_per_prompt(body: Generate, max_n: int) -> int:
+    """The field `n`, checked."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= max_n:
+        raise bad_request(f"n must lie between 1 and {max_n}, not {n}", "n")
+    return n
+
+
+def check_common(body: Generate) -> None:
+    """Refuse what both routes can't do. Raises a 400 naming the field."""
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options is only allowed together with stream: true", "stream_options")
+    check_response_format(body.response_format, body.structured_outputs)
+
+
+def _fitted(params: SamplingParams, prompt: list[int], max_context: int) -> SamplingParams:
+    """With a bound on the tokens that fits the context. The core makes at least one; asked for none, it is dropped."""
+    tokens = max(1, room(prompt, params.max_tokens, params.min_tokens, max_context))
+    return msgspec.structs.replace(params, max_tokens=tokens)
+
+
+def _priority(priority: int | None) -> int:
+    if priority is not None and priority not in _PRIORITIES:
+        raise bad_request("priority must fit into 32 bits", "priority")
+    return priority or 0
+
+
+def _transfer(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    if fields is None:
+        return None
+    tokens = fields.get("remote_num_tokens")
+    if fields.get("do_remote_prefill") and fields.get("handle") and (type(tokens) is not int or tokens < 0):
+        raise bad_request("kv_transfer_params.remote_num_tokens must be a number of tokens", "kv_transfer_params")
+    try:
+        msgspec.msgpack.encode(fields)
+    except (OverflowError, RecursionError, msgspec.MsgspecError):
+        raise bad_request("kv_transfer_params holds a number beyond 64 bits", "kv_transfer_params") from None
+    return fields
+
+
+__all__ = ["Usage", "check_common", "choices", "choices_per_prompt"]

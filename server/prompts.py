@@ -1,0 +1,130 @@
+"""From a request to the token ids that the core computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from engine.server.conversation import check_tools, template_messages
+from engine.server.errors import bad_request
+from engine.server.protocol import ChatRequest, TokenizeRequest
+
+if TYPE_CHECKING:
+    from engine.tokenizer import Tokenizer
+
+_INLINE_CHARACTERS = 4096
+"""Longer texts are tokenized on a thread, so that the event loop goes on serving others."""
+
+_OURS = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "template"})
+"""Variables of the template that a request can't set through `chat_template_kwargs`."""
+
+
+async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Tokenize without holding up the event loop."""
+    if len(text) <= _INLINE_CHARACTERS:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    body: ChatRequest | TokenizeRequest,
+    template: str | None,
+) -> str:
+    """The conversation as the chat template writes it: `template`, or the checkpoint's own.
+
+    Raises:
+        ApiError: 400 when messages are malformed or the template refuses them.
+    """
+    proceed = bool(body.continue_final_message)
+    if proceed and body.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+        )
+    if proceed and body.messages and body.messages[-1].get("role") != "assistant":
+        raise bad_request("continue_final_message needs a last message of the role assistant", "continue_final_message")
+    extra = {key: value for key, value in (body.chat_template_kwargs or {}).items() if key not in _OURS}
+    if isinstance(body, ChatRequest) and body.documents is not None:
+        extra["documents"] = body.documents
+    try:
+        return tokenizer.apply_chat_template(
+            template_messages(messages),
+            tools=tools,
+            add_generation_prompt=not proceed and body.add_generation_prompt is not False,
+            continue_final_message=proceed,
+            template=template,
+            **extra,
+        )
+    except ValueError as error:
+        raise bad_request(str(error), "messages") from None
+
+
+async def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, template: str | None) -> list[int]:
+    """The tokens of a chat request. Raises as `chat_text` and `check_tools` do."""
+    tools = check_tools(body.tools or [], body.tool_choice)
+    text = chat_text(tokenizer, body.messages, tools, body, template)
+    return await encode(tokenizer, text, bool(body.add_special_tokens))
+
+
+def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str | list[int]]:
+    """The prompts of a completion request: one text, texts, one list of token ids, or lists of token ids.
+
+    Raises:
+        ApiError: 400 for an empty or mixed list, or ids outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt must not be an empty list", "prompt")
+    if _are_ids(prompt):
+        return [_within(prompt, vocab_size)]
+    if all(isinstance(item, str) for item in prompt):
+        return list(prompt)
+    if all(isinstance(item, list) and _are_ids(item) for item in prompt):
+        return [_within(item, vocab_size) for item in prompt]
+    raise bad_request(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists", "prompt"
+    )
+
+
+def _are_ids(items: list[Any]) -> TypeGuard[list[int]]:
+    return all(type(item) is int for item in items)  # a bool is no id
+
+
+def _within(ids: list[int], vocab_size: int) -> list[int]:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise bad_request(
+                f"prompt has token {token}, but the ids of this model go from 0 to {vocab_size - 1}", "prompt"
+            )
+    return ids
+
+
+def room(prompt: Sequence[int], asked: int | None, min_tokens: int, max_context: int) -> int:
+    """How many tokens may follow the prompt: what was asked for, within the context.
+
+    Raises:
+        ApiError: 400 when the prompt is empty or leaves no room, or when less fits than `min_tokens`.
+    """
+    if not prompt:
+        raise bad_request("the prompt is empty; it must have at least one token", "prompt")
+    left = max_context - len(prompt)
+    if left < 1:
+        raise bad_request(
+            f"the prompt has {len(prompt)} tokens, but the maximum context length is {max_context} tokens, "
+            "prompt and answer together; shorten the prompt",
+            "prompt",
+        )
+    if min_tokens > left:
+        raise bad_request(
+            f"min_tokens is {min_tokens}, but after {len(prompt)} prompt tokens only {left} of the context of "
+            f"{max_context} are left",
+            "min_tokens",
+        )
+    return left if asked is None else min(asked, left)
+
+
+__all__ = ["chat_prompt", "chat_text", "encode", "room", "split_prompts"]

@@ -1,0 +1,140 @@
+"""The routes. Each reads the body itself: a request costs one decode and no model of the framework."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+import engine
+from engine.errors import EngineError
+from engine.server import chat, completions
+from engine.server.conversation import check_tools
+from engine.server.errors import bad_request
+from engine.server.prompts import chat_text, encode
+from engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from engine.server.responses import Answer, json_response
+from engine.server.state import ServerState
+
+_STATS_PATIENCE = 1.0
+"""Seconds that a scrape waits for the core; a core in a long step answers late, and the scrape goes without."""
+
+
+def build_router(state: ServerState) -> APIRouter:
+    """All built-in routes over one server's state."""
+    router = APIRouter()
+    _add_generation(router, state)
+    _add_models(router, state)
+    _add_tokens(router, state)
+    _add_health(router, state)
+    return router
+
+
+def _add_generation(router: APIRouter, state: ServerState) -> None:
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body, ignored = parse(await request.body(), ChatRequest)
+        chunks = await chat.answer(state, body)
+        return Answer(state, chunks, stream=bool(body.stream), headers=_ignored(ignored))
+
+    @router.post("/v1/completions")
+    async def text_completions(request: Request) -> Response:
+        body, ignored = parse(await request.body(), CompletionRequest)
+        chunks = await completions.answer(state, body)
+        return Answer(state, chunks, stream=bool(body.stream), headers=_ignored(ignored))
+
+
+def _add_models(router: APIRouter, state: ServerState) -> None:
+    def card() -> dict[str, Any]:
+        return {
+            "id": state.model,
+            "object": "model",
+            "created": state.created,
+            "owned_by": "engine",
+            "root": state.config.model.source,
+            "parent": None,
+            "max_model_len": state.client.ready.max_context if state.client.ready else None,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [card()]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        state.check_model(name)
+        return json_response(card())
+
+    @router.get("/version")
+    async def version() -> Response:
+        return json_response({"version": engine.__version__})
+
+
+def _add_tokens(router: APIRouter, state: ServerState) -> None:
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body, ignored = parse(await request.body(), TokenizeRequest)
+        ready, tokenizer = state.admit(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("send either prompt or messages", "prompt")
+        if body.messages is not None:
+            tools = check_tools(body.tools or [], None)
+            text = chat_text(tokenizer, body.messages, tools, body, state.config.model.chat_template)
+            special = bool(body.add_special_tokens)
+        else:
+            text, special = body.prompt or "", body.add_special_tokens is not False
+        tokens = await encode(tokenizer, text, special)
+        found = {"count": len(tokens), "max_model_len": ready.max_context, "tokens": tokens}
+        if body.return_token_strs:
+            found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+        return json_response(found, headers=_ignored(ignored))
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        body, ignored = parse(await request.body(), DetokenizeRequest)
+        _, tokenizer = state.admit(body.model)
+        for token in body.tokens:
+            if not 0 <= token < tokenizer.vocab_size:
+                raise bad_request(f"tokens has {token}, but ids go from 0 to {tokenizer.vocab_size - 1}", "tokens")
+        text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text}, headers=_ignored(ignored))
+
+
+def _add_health(router: APIRouter, state: ServerState) -> None:
+    @router.get("/health/live")
+    async def live() -> Response:
+        return json_response({"status": "live"}, 200 if state.client.failed is None else 503)
+
+    @router.get("/health")
+    @router.get("/health/ready")
+    async def ready() -> Response:
+        return json_response(state.health(), 200 if state.serving else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        text = state.metrics.expose(state.client.running, state.client.waiting, await _core_stats(state))
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _core_stats(state: ServerState) -> dict[str, Any] | None:
+    if state.client.ready is None or state.client.failed is not None:
+        return None
+    try:
+        async with asyncio.timeout(_STATS_PATIENCE):
+            return await state.client.control("stats")
+    except (TimeoutError, EngineError):
+        return None
+
+
+def _ignored(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields which had no effect. Odd names are left out: they could forge headers."""
+    plain = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
+    return {"X-Engine-Ignored-Fields": ", ".join(plain[:32])} if plain else {}
+
+
+__all__ = ["build_router"]
