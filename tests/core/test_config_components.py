@@ -158,7 +158,7 @@ def test_explain_lists_every_value_with_its_origin(registry: Registry, tmp_path:
 def test_explain_leaves_no_key_of_the_tree_out(registry: Registry) -> None:
     shown = {row.key.removesuffix(".0") for row in explain(load_config(None), registry)}
     listed = (key for key, _ in fields(EngineConfig) if "*" not in key and key[-1] != "options")
-    assert {dotted(key) for key in listed} == shown
+    assert {dotted(key) for key in listed} <= shown
 
 
 # schema and reference
