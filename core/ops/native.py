@@ -96,9 +96,7 @@ def pack_rows(weight: Tensor, packed: Tensor, first_row: int, threads: int) -> N
     packed: contiguous bfloat16 [panels, k / 2, PANEL_ROWS, 2].
     """
     weight = weight.contiguous()
-    _native.pack_rows(
-        weight.data_ptr(), weight.shape[0], weight.shape[1], packed.data_ptr(), first_row, threads
-    )
+    _native.pack_rows(weight.data_ptr(), weight.shape[0], weight.shape[1], packed.data_ptr(), first_row, threads)
 
 
 def linear(x: Tensor, packed: int, bias: int, out_features: int, out_dtype: torch.dtype, threads: int) -> Tensor:
@@ -149,7 +147,8 @@ class AttentionWork:
     slot_mapping: Tensor  # int64
     positions: Tensor  # int64
     trees: Tensor | None  # int64 [R]: addresses of dense bool [q, q], 0 where there is none
-    items: Tensor  # [n, 6]: request, first query, queries, first segment, segments, partial or -1
+    stores: Tensor  # [n]: tokens whose KV must be stored before any item runs
+    items: Tensor  # [n, 7]: request, first query, queries, first segment, segments, partial or -1, stores its own KV
     merges: Tensor  # [n, 5]: request, first query, queries, first partial, partials
     scratch: Tensor  # float32 [threads, floats]
     partials: Tensor  # float32 [partials * kv_heads, floats]
@@ -158,7 +157,7 @@ class AttentionWork:
         """The record that `attention` takes; valid while this object and its tensors live."""
         whole = (self.tokens, self.requests, self.heads, self.kv_heads, self.head_dim, self.v_head_dim, self.page_size)
         return struct.pack(
-            "24q2d",
+            "26q2d",
             *whole,
             self.dtype is torch.bfloat16,
             self.threads,
@@ -169,8 +168,10 @@ class AttentionWork:
             self.slot_mapping.data_ptr(),
             self.positions.data_ptr(),
             0 if self.trees is None else self.trees.data_ptr(),
+            self.stores.data_ptr(),
             self.items.data_ptr(),
             self.merges.data_ptr(),
+            len(self.stores),
             len(self.items),
             len(self.merges),
             self.scratch.data_ptr(),

@@ -16,6 +16,7 @@
 
 #include "native_kernels.h"
 
+enum { ITEM_COLUMNS = 7, MERGE_COLUMNS = 5 };
 enum { CHUNK = 128, SEGMENT = ATTENTION_SEGMENT, BLOCKS = CHUNK / LANES };
 
 /* One request's part of an item, with what the loops over keys need. */
@@ -281,9 +282,27 @@ static state partial_state(const attention_plan *p, int64_t partial, int64_t kv_
     return state_at(p->partials + (partial * p->kv_heads + kv_head) * p->partial_floats, rows);
 }
 
+/* Puts one token's K and V of one head where the slot mapping says. */
+INLINE void put(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t token, int64_t head) {
+    const int64_t per_step = is_bf16 ? 2 : 1, size = is_bf16 ? 2 : 4;
+    const int64_t page = p->slots[token] / p->page_size, offset = p->slots[token] % p->page_size;
+    const int64_t block = offset / LANES * LANES, lane = offset % LANES;
+    const char *k = (const char *)a->k + (token * a->k_token + head * a->k_head) * size;
+    uint32_t *k_out = (uint32_t *)((char *)a->k_pages + (page * a->k_page + (head * p->page_size + block) * p->head_dim) * size);
+    for (int64_t step = 0; step < p->head_dim / per_step; step++) k_out[step * LANES + lane] = ((const uint32_t *)k)[step];
+    const char *v = (const char *)a->v + (token * a->v_token + head * a->v_head) * size;
+    char *v_out = (char *)a->v_pages + (page * a->v_page + (head * p->page_size + offset / per_step * per_step) * p->v_head_dim) * size;
+    for (int64_t i = 0; i < p->v_head_dim; i++) {
+        if (is_bf16) ((bf16 *)v_out)[2 * i + offset % 2] = ((const bf16 *)v)[i];
+        else ((float *)v_out)[i] = ((const float *)v)[i];
+    }
+}
+
 INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
-    const int32_t *item = p->items + index % p->num_items * 6;
+    const int32_t *item = p->items + index % p->num_items * ITEM_COLUMNS;
     const work w = work_of(p, a, item, index / p->num_items);
+    if (item[6])
+        for (int64_t i = 0; i < item[2]; i++) put(is_bf16, p, a, w.first_token + item[1] + i, w.kv_head);
     if (item[5] >= 0) {
         segment(is_bf16, &w, item[3], partial_state(p, item[5], w.kv_head, w.rows));
         return;
@@ -304,7 +323,7 @@ INLINE void run_item(const int is_bf16, const attention_plan *p, const attention
 }
 
 INLINE void run_merge(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
-    const int32_t *merge = p->merges + index / p->kv_heads * 5;
+    const int32_t *merge = p->merges + index / p->kv_heads * MERGE_COLUMNS;
     const work w = work_of(p, a, merge, index % p->kv_heads);
     const state total = state_at(scratch, w.rows);
     clear(total, w.rows, p->v_head_dim);
@@ -315,30 +334,19 @@ INLINE void run_merge(const int is_bf16, const attention_plan *p, const attentio
     finish(is_bf16, &w, total);
 }
 
-/* Puts one token's K and V of one head where the slot mapping says. */
-INLINE void put(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t token, int64_t head) {
-    const int64_t per_step = is_bf16 ? 2 : 1, size = is_bf16 ? 2 : 4;
-    const int64_t page = p->slots[token] / p->page_size, offset = p->slots[token] % p->page_size;
-    const int64_t block = offset / LANES * LANES, lane = offset % LANES;
-    const char *k = (const char *)a->k + (token * a->k_token + head * a->k_head) * size;
-    uint32_t *k_out = (uint32_t *)((char *)a->k_pages + (page * a->k_page + (head * p->page_size + block) * p->head_dim) * size);
-    for (int64_t step = 0; step < p->head_dim / per_step; step++) k_out[step * LANES + lane] = ((const uint32_t *)k)[step];
-    const char *v = (const char *)a->v + (token * a->v_token + head * a->v_head) * size;
-    char *v_out = (char *)a->v_pages + (page * a->v_page + (head * p->page_size + offset / per_step * per_step) * p->v_head_dim) * size;
-    for (int64_t i = 0; i < p->v_head_dim; i++) {
-        if (is_bf16) ((bf16 *)v_out)[2 * i + offset % 2] = ((const bf16 *)v)[i];
-        else ((float *)v_out)[i] = ((const float *)v)[i];
-    }
-}
-
 INLINE void attend(const int is_bf16, const attention_plan *p, const attention_args *a, float *scratch) {
     const int64_t heads = p->kv_heads;
+    if (p->num_stores) {
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < p->tokens * heads; i++) put(is_bf16, p, a, i / heads, i % heads);
-#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < p->num_stores * heads; i++) put(is_bf16, p, a, p->stores[i / heads], i % heads);
+    }
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < p->num_items * heads; i++) run_item(is_bf16, p, a, i, scratch);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < p->num_merges * heads; i++) run_merge(is_bf16, p, a, i, scratch);
+    if (p->num_merges) {
+#pragma omp barrier
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < p->num_merges * heads; i++) run_merge(is_bf16, p, a, i, scratch);
+    }
 }
 
 void engine_attention(const attention_plan *p, const attention_args *a) {

@@ -6,10 +6,12 @@
 
 enum { PANEL_ROWS = 32, STEP_BYTES = 128, AHEAD_BYTES = 4096, CACHED_X_BYTES = 256 * 1024 };
 
+enum { WORTH_THREADS = 65536 }; /* multiplications below which waking the threads costs more than the work */
+
 void engine_pack_rows(const void *weight, int64_t rows, int64_t k, void *packed, int64_t first_row, int threads) {
     const int64_t last_row = first_row + rows, pairs = k / 2;
     const int64_t from = first_row / PANEL_ROWS, to = (last_row + PANEL_ROWS - 1) / PANEL_ROWS;
-#pragma omp parallel for num_threads(threads) if (rows * k > 65536)
+#pragma omp parallel for num_threads(threads) if (rows * k > WORTH_THREADS)
     for (int64_t panel = from; panel < to; panel++) {
         const int64_t start = panel * PANEL_ROWS > first_row ? panel * PANEL_ROWS : first_row;
         const int64_t stop = (panel + 1) * PANEL_ROWS < last_row ? (panel + 1) * PANEL_ROWS : last_row;
@@ -89,7 +91,7 @@ void engine_linear(const linear_args *p) {
     int64_t block = CACHED_X_BYTES / (2 * p->k) / TILE_ROWS * TILE_ROWS;
     if (block < 8 * TILE_ROWS) block = 8 * TILE_ROWS;
     const int64_t blocks = (p->m + block - 1) / block, units = blocks * panels;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
+#pragma omp parallel for num_threads(p->threads) schedule(static) if (p->m * p->n * p->k > WORTH_THREADS)
     for (int thread = 0; thread < p->threads; thread++) {
         int64_t unit = units * thread / p->threads;
         const int64_t end = units * (thread + 1) / p->threads;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionSh
 LANES: Final = 16
 TILE_ROWS: Final = 48
 """Rows (queries times the heads of a KV head) that visit a chunk of keys while it lies in the cache."""
+
+WORTH_THREADS: Final = 2**17
+"""Multiplications of one layer below which one thread does them: about 3 µs of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,16 @@ class CpuAttention(AttentionBackend):
     def plan(self, batch: AttentionBatch) -> Plan:
         """Cut the step into work for the threads."""
         shape = self._shape
+        trees = {r: tree.contiguous() for r, tree in (batch.tree_masks or {}).items()}
         parts = schedule(
             batch.query_lens_host,
             batch.seq_lens_host,
+            trees,
             tile=self._tile,
             segment=native.ATTENTION_SEGMENT,
             kv_heads=shape.kv_heads,
             threads=self._threads,
         )
-        trees = {r: tree.contiguous() for r, tree in (batch.tree_masks or {}).items()}
         work = native.AttentionWork(
             tokens=len(batch.slot_mapping),
             requests=len(batch.seq_lens),
@@ -83,7 +88,7 @@ class CpuAttention(AttentionBackend):
             v_head_dim=shape.v_head_dim,
             page_size=self._page_size,
             dtype=self._dtype,
-            threads=self._threads,
+            threads=self._threads if self._is_worth_threads(batch) else 1,
             scale=shape.scale,
             softcap=shape.softcap,
             query_start=batch.query_start,
@@ -92,12 +97,18 @@ class CpuAttention(AttentionBackend):
             slot_mapping=batch.slot_mapping,
             positions=batch.positions,
             trees=_addresses(trees, len(batch.seq_lens)) if trees else None,
+            stores=torch.from_numpy(parts.stores),
             items=torch.from_numpy(parts.items),
             merges=torch.from_numpy(parts.merges),
             scratch=self._scratch,
             partials=torch.empty(parts.partials * shape.kv_heads, self._state),
         )
         return Plan(work.pack(), work, tuple(trees.values()))
+
+    def _is_worth_threads(self, batch: AttentionBatch) -> bool:
+        """Whether a layer takes longer than waking the threads."""
+        width = self._shape.heads * (self._shape.head_dim + self._shape.v_head_dim)
+        return int(batch.query_lens_host @ batch.seq_lens_host.astype(np.int64)) * width > WORTH_THREADS
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
         """See `AttentionBackend.forward`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -9,21 +10,36 @@ import numpy as np
 BUSY = 8
 """Pieces per thread below which long requests are split along their keys."""
 
+NOTHING = np.zeros((0, 5), np.int32)
+
 
 class Schedule(NamedTuple):
     """Pieces of work in the order in which they are handed out, longest first."""
 
-    items: np.ndarray  # int32 [n, 6]: request, first query, queries, first segment, segments, partial or -1
+    stores: np.ndarray  # int32 [s]: tokens whose KV must be stored before any item runs
+    items: np.ndarray  # int32 [n, 7]: request, first query, queries, first segment, segments, partial or -1, own KV
     merges: np.ndarray  # int32 [m, 5]: request, first query, queries, first partial, partials
     partials: int
 
 
-def schedule(queries: np.ndarray, ends: np.ndarray, *, tile: int, segment: int, kv_heads: int, threads: int) -> Schedule:
+def schedule(
+    queries: np.ndarray,
+    ends: np.ndarray,
+    trees: Collection[int] = (),
+    *,
+    tile: int,
+    segment: int,
+    kv_heads: int,
+    threads: int,
+) -> Schedule:
     """Cut requests into tiles of at most `tile` queries, and these along their keys when there are too few.
+
+    An item that is all of its request stores the request's new KV itself ("own KV"), which saves the threads a meeting.
 
     Args:
         queries: new tokens of each request, int [R].
         ends: keys of each request once they are stored, int [R].
+        trees: requests whose queries may see any of their new tokens, not only those before them.
         tile: most queries of an item.
         segment: keys of one segment.
         kv_heads: every item is done once per KV head.
@@ -34,18 +50,28 @@ def schedule(queries: np.ndarray, ends: np.ndarray, *, tile: int, segment: int, 
     first = (np.arange(len(request)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile
     count = np.minimum(queries[request] - first, tile)
     keys = ends[request] - queries[request] + first + count
+    if trees:
+        keys = np.where(np.isin(request, list(trees)), ends[request], keys)
     segments = -(-keys // segment)
-    none = np.zeros((0, 5), np.int32)
-    if len(request) * kv_heads >= BUSY * threads or segments.max() == 1:
-        columns = (request, first, count, np.zeros_like(first), segments, np.full_like(first, -1))
-        items = np.stack(columns, axis=1, dtype=np.int32)
-        return Schedule(items[np.argsort(-count * keys, kind="stable")], none, 0)
-    whole = np.repeat(np.arange(len(request)), segments)
-    partial = np.arange(len(whole))
-    offset = np.cumsum(segments) - segments
-    columns = (request[whole], first[whole], count[whole], partial - offset[whole], np.ones_like(whole), partial)
-    merges = np.stack((request, first, count, offset, segments), axis=1, dtype=np.int32)
-    return Schedule(np.stack(columns, axis=1, dtype=np.int32), merges, len(whole))
+    if len(request) * kv_heads < BUSY * threads and segments.max(initial=0) > 1:
+        return _split(request, first, count, segments, int(queries.sum()))
+    own = tiles == 1
+    columns = (request, first, count, np.zeros_like(first), segments, np.full_like(first, -1), own[request])
+    items = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
+    stores = np.flatnonzero(np.repeat(~own, queries)).astype(np.int32)
+    return Schedule(stores, items[np.argsort(-count * keys, kind="stable")], NOTHING, 0)
+
+
+def _split(request: np.ndarray, first: np.ndarray, count: np.ndarray, segments: np.ndarray, tokens: int) -> Schedule:
+    """One item per tile and segment, and one merge per tile."""
+    tile = np.repeat(np.arange(len(request)), segments)
+    partial = np.arange(len(tile))
+    start = np.cumsum(segments) - segments
+    one, none = np.ones_like(tile), np.zeros_like(tile)
+    columns = (request[tile], first[tile], count[tile], partial - start[tile], one, partial, none)
+    merges = np.stack((request, first, count, start, segments), axis=1, dtype=np.int32, casting="unsafe")
+    items = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
+    return Schedule(np.arange(tokens, dtype=np.int32), items, merges, len(tile))
 
 
 __all__ = ["Schedule", "schedule"]
