@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.compose import compose, resolve_source
+from engine.compose import compose
 from engine.composition import Composition
 from engine.config.load import load_config
 from engine.device import DeviceProfile
@@ -22,7 +22,6 @@ from engine.hooks import hookimpl
 from engine.plugin import Capabilities, Flag, KVKind, Mask, Offer, Options
 from engine.registry import Registry
 from engine.specs.model import ANY_ARCHITECTURE, ModelOffer, ModelProfile
-from engine.specs.model_source import ModelFiles, Progress
 
 CPU = DeviceProfile(kind="cpu", name="a CPU", memory_bytes=2**34, cores=2)
 FAST_CPU = replace(CPU, cpu_features=frozenset({"avx512_bf16"}))
@@ -389,53 +388,10 @@ def test_as_dict_is_json_without_secrets(files: Path) -> None:
     assert found["model"]["architecture"] == "ToyForCausalLM"
 
 
-# the source
-
-
-class Shelf:
-    """Finds what lies on it."""
-
-    def resolve(self, rest: str, progress: Progress) -> ModelFiles:
-        progress(1.0, "found")
-        if rest != "here":
-            raise FileNotFoundError(f"nothing called {rest} lies on the shelf; put it there")
-        return ModelFiles(path=Path("/shelf/here"), name="here")
-
-
-def test_a_source_is_resolved_by_its_scheme() -> None:
-    plugins = registry(model_sources=[part("shelf", Shelf())])
-    seen: list[tuple[float, str]] = []
-    loaded = load_config(None, ["model.source=shelf:here"])
-    files = resolve_source(loaded.config, plugins, lambda share, words: seen.append((share, words)))
-    assert (files.name, seen) == ("here", [(1.0, "found")])
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "said"),
-    [
-        (
-            "models/small",
-            CompositionError,
-            "expected SCHEME:REST with one of the schemes shelf:; a folder or file is path:",
-        ),
-        ("shelf:", CompositionError, "expected SCHEME:REST"),
-        ("shlf:x", CompositionError, "no model source named 'shlf'; installed: shelf; did you mean 'shelf'?"),
-        ("shelf:gone", ResourceError, "nothing called gone lies on the shelf; put it there"),
-    ],
-)
-def test_a_bad_source_is_one_sentence(source: str, error: type[EngineError], said: str) -> None:
-    plugins = registry(model_sources=[part("shelf", Shelf())])
-    loaded = load_config(None, [f"model.source='{source}'"])
-    with pytest.raises(error) as caught:
-        resolve_source(loaded.config, plugins, lambda share, words: None, loaded.origins)
-    assert str(caught.value).startswith(f"--set model.source: model.source is {source!r}")
-    assert said in str(caught.value)
-
-
 def test_composing_the_packaged_model_imports_no_torch() -> None:
     code = """
 import sys
-from engine.compose import compose, resolve_source
+from engine.compose import compose
 from engine.config.load import load_config
 from engine.device import detect
 from engine.registry import Registry
