@@ -60,10 +60,10 @@ class CpuAttention(AttentionBackend):
         """K has 16 tokens across the lanes, V its width; neighbours along the sum are paired in bfloat16."""
         heads, size, page = self._shape.kv_heads, self._shape.head_dim, self._page_size
         width = self._shape.v_head_dim
+        k: tuple[int, ...] = (heads, page // LANES, size, LANES)
+        v: tuple[int, ...] = (heads, page, width)
         if self._dtype is torch.bfloat16:
             k, v = (heads, page // LANES, size // 2, LANES, 2), (heads, page // 2, width, 2)
-        else:
-            k, v = (heads, page // LANES, size, LANES), (heads, page, width)
         return KVLayout(parts=(("k", k), ("v", v)), dtype=self._shape.dtype)
 
     def plan(self, batch: AttentionBatch) -> Plan:
