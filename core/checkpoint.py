@@ -31,9 +31,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """`config.json`, with the end-of-sequence tokens that `generation_config.json` names if it does: those are the
-    ones the model's authors stop at. Raises as `read_json` does."""
-    config = read_json(folder / "config.json")
+    """`config.json`, with two things that stand elsewhere: the folder itself (`_name_or_path`), and the end-of-sequence
+    tokens of `generation_config.json`, which are the ones the model's authors stop at. Raises as `read_json` does."""
+    config = read_json(folder / "config.json") | {"_name_or_path": str(folder)}
     if (folder / "generation_config.json").is_file():
         stops = read_json(folder / "generation_config.json").get("eos_token_id")
         config |= {"eos_token_id": stops} if stops is not None else {}

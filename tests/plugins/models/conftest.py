@@ -50,10 +50,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", SMALL),
     "phi3": ("Phi3", SMALL | {"pad_token_id": 0, "sliding_window": 16}),
     "olmo2": ("Olmo2", SMALL),
-    "qwen3-moe": ("Qwen3Moe", SMALL | {"head_dim": 16, "num_experts": 4, "moe_intermediate_size": 32}),
-    "gpt2": ("GPT2", {"vocab_size": 160, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}),
-    "deepseek-v2": ("DeepseekV2", SMALL | {"kv_lora_rank": 16, "q_lora_rank": None, "num_key_value_heads": 4}),
-    "bloom": ("Bloom", {"vocab_size": 160, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        SMALL | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "gpt2": (
+        "GPT2",
+        {"vocab_size": 160, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},
+    ),
+    "stablelm": ("StableLm", SMALL),
     "mamba": ("Mamba", {"vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 2}),
 }
 
