@@ -81,6 +81,7 @@ def compose(
     loader = _choose_loader(selector, parts["model", "loader"], path, base)
     model_config = _read_config(loader, path)
     model, profile = _choose_model(selector, parts["model", "implementation"], model_config, replace(base, dtype=dtype))
+    max_context = _max_context(config, profile, known)
     needs = _kv_needs(config, profile, replace(base, dtype=dtype))
     lossless = replace(base, dtype=dtype, flags=frozenset({Flag.LOSSLESS}))
 
@@ -103,7 +104,7 @@ def compose(
         model_config=model_config,
         profile=profile,
         dtype=dtype,
-        max_context=_max_context(config, profile, known),
+        max_context=max_context,
         choices=choices,
         connectors=tuple(
             selector.choose(parts["kv_connectors", i], replace(needs, flags=_ROLES[section.role]))

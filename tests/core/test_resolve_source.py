@@ -1,7 +1,9 @@
-"""Finding a model's files by the scheme of `model.source`."""
+"""Finding a model's files by the scheme of `model.source`, up to composing the packaged model without torch."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,3 +61,20 @@ def test_a_bad_source_is_one_sentence(plugins: Registry, source: str, error: typ
         resolve_source(loaded.config, plugins, lambda share, words: None, loaded.origins)
     assert str(caught.value).startswith(f"--set model.source: model.source is {source!r}")
     assert said in str(caught.value)
+
+
+def test_composing_the_packaged_model_imports_no_torch() -> None:
+    code = """
+import sys
+from engine.compose import compose, resolve_source
+from engine.config.load import load_config
+from engine.device import detect
+from engine.registry import Registry
+config, registry = load_config(None).config, Registry.discover()
+files = resolve_source(config, registry, lambda share, words: None)
+found = compose(config, registry, detect("cpu"), files.path)
+assert found.profile.architecture == "LlamaForCausalLM", found.profile
+assert found.choices["loader"].name == "gguf"
+sys.exit("torch" in sys.modules or "transformers" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
