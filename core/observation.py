@@ -1,7 +1,7 @@
 """Delivers request events to the observers, in batches and on a thread of its own.
 
-The step thread only appends to a queue. A slow observer delays nobody but itself; one that keeps raising is dropped with
-a line in the log; when the queue is full, new events are counted and thrown away.
+The step thread only appends to a queue. A slow observer delays nobody but itself; one that keeps raising is dropped,
+with a line in the log; when the queue is full, new events are counted and thrown away.
 """
 
 from __future__ import annotations
