@@ -7,25 +7,19 @@ error only for whoever asks for it by name.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar
-
-import pluggy
 
 from engine.discovery import Entry, State, discover, nearest
 from engine.errors import PluginError
-from engine.hooks import HOOK_API, PROJECT
-from engine.plugin import Offer, Options
+from engine.hooks import HOOK_API
+from engine.loading import Loader
+from engine.plugin import Offer
 from engine.specs import POINTS
 
 T = TypeVar("T")
-
-_POINTS: Mapping[str, ModuleType] = {point.HOOK: point for point in POINTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +93,12 @@ class Registry:
 
     @cached_property
     def _loaded(self) -> tuple[tuple[Entry, ...], dict[str, dict[str, Owned[Any]]]]:
-        manager = pluggy.PluginManager(PROJECT)
-        for spec in POINTS:
-            manager.add_hookspecs(spec)
+        loader = Loader()
         entries: list[Entry] = []
-        offers: dict[str, dict[str, Owned[Any]]] = {point: {} for point in _POINTS}
+        offers: dict[str, dict[str, Owned[Any]]] = {point.HOOK: {} for point in POINTS}
         for entry in self.entries:
             if entry.state is State.FOUND:
-                entry, found = _load(manager, entry)
+                entry, found = loader.load(entry)
                 for point, offer in found:
                     _add(offers[point], noun(point), Owned(offer, entry))
             entries.append(entry)
@@ -138,65 +130,6 @@ def _add(named: dict[str, Owned[Any]], what: str, new: Owned[Any]) -> None:
             f"the {what} {new.offer.name!r} is offered by {first.entry.owner} ({first.entry.name}) "
             f"and by {new.entry.owner} ({new.entry.name}); put one of the two into plugins.deny or uninstall it"
         )
-
-
-def _load(manager: pluggy.PluginManager, entry: Entry) -> tuple[Entry, list[tuple[str, Offer[Any]]]]:
-    """Import one entry point and collect its offers; whatever it raises becomes its reason."""
-    plugin: object | None = None
-    try:
-        plugin = _fresh(manager, entry)
-        manager.register(plugin, name=entry.name)
-        manager.check_pending()  # or else a misspelt hook would pass unseen
-        offers = list(_collect(manager, plugin))
-    except (Exception, SystemExit) as error:
-        if manager.is_registered(plugin):
-            manager.unregister(plugin)
-        return replace(entry, state=State.BROKEN, reason=_reason(error)), []
-    return replace(entry, state=State.OK), offers
-
-
-def _fresh(manager: pluggy.PluginManager, entry: Entry) -> object:
-    plugin = entry.load()
-    if manager.is_registered(plugin):
-        raise ValueError(f"it is the same object as the plugin {manager.get_name(plugin)!r}")
-    return plugin
-
-
-def _collect(manager: pluggy.PluginManager, plugin: object) -> Iterable[tuple[str, Offer[Any]]]:
-    callers = manager.get_hookcallers(plugin) or []
-    if not callers:
-        raise ValueError("it implements no hook of the engine")
-    for caller in callers:
-        (implementation,) = (i for i in caller.get_hookimpls() if i.plugin is plugin)
-        offers: Any = implementation.function()
-        for offer in offers:
-            _check(_POINTS[caller.name], offer)
-            yield caller.name, offer
-
-
-def _check(point: ModuleType, offer: Any) -> None:
-    """Raise TypeError or ValueError when what a hook returned is no sound offer."""
-    wanted: type[Offer[Any]] = getattr(point, "OFFER", Offer)
-    if not isinstance(offer, wanted):
-        raise TypeError(f"{point.HOOK} returned {type(offer).__name__}, expected {wanted.__name__}")
-    if not isinstance(offer.name, str) or not offer.name or offer.name == "auto":
-        raise ValueError(f"{point.HOOK} offers the name {offer.name!r}, expected a non-empty text other than 'auto'")
-    if offer.api != point.API:
-        raise ValueError(
-            f"{offer.name!r} is written for version {offer.api} of {point.HOOK}, this engine speaks {point.API}"
-        )
-    if not (isinstance(offer.options, type) and issubclass(offer.options, Options)):
-        raise TypeError(f"the options of {offer.name!r} must be a subclass of engine.plugin.Options")
-    if not callable(offer.build):
-        raise TypeError(f"the build of {offer.name!r} can't be called")
-
-
-def _reason(error: BaseException) -> str:
-    """The error in one line, with the place that raised it when that lies in the plugin."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if "importlib" not in f.filename and "pluggy" not in f.filename]
-    return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
 
 
 __all__ = ["BrokenPlugin", "Owned", "Registry", "UnknownComponent", "noun"]

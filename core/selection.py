@@ -123,7 +123,7 @@ class Selector:
     def _nothing_fits(self, component: Named, refused: Sequence[Refusal]) -> str:
         what = noun(component.point)
         if not refused:
-            return f"{dotted(component.key)}: no {what} is installed; see `engine plugins list`"
+            return f"{dotted(component.key)}: no {what} is installed, or none may load; see `engine plugins list`"
         reasons = " | ".join(f"{r.name}: {'; '.join(r.reasons)}" for r in refused)
         return f"{self.origins.near(component.key)}{dotted(component.key)}: no installed {what} fits: {reasons}"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,7 @@ from engine.errors import CompositionError, ConfigError, EngineError, ResourceEr
 from engine.hooks import hookimpl
 from engine.plugin import Capabilities, Flag, KVKind, Mask, Offer, Options
 from engine.registry import Registry
-from engine.specs.model import ANY_ARCHITECTURE, ModelOffer, ModelProfile
+from engine.specs.model import ANY_ARCHITECTURE, Model, ModelOffer, ModelProfile
 
 CPU = DeviceProfile(kind="cpu", name="a CPU", memory_bytes=2**34, cores=2)
 FAST_CPU = replace(CPU, cpu_features=frozenset({"avx512_bf16"}))
@@ -67,7 +67,7 @@ def model(name: str, *architectures: str, profile: Any = lambda config: PROFILE,
     return ModelOffer(
         name=name,
         summary="for a test",
-        build=lambda options, **context: None,
+        build=lambda options, **context: cast("Model", None),
         architectures=frozenset(architectures),
         profile=profile,
         **more,
@@ -76,7 +76,7 @@ def model(name: str, *architectures: str, profile: Any = lambda config: PROFILE,
 
 ATTENTION = Capabilities(kv_kinds=frozenset({KVKind.GQA}), masks=frozenset({Mask.CAUSAL}))
 DENSE = Capabilities(flags=frozenset({Flag.LOSSLESS}))
-BASE: Mapping[str, list[Offer[Any]]] = {
+BASE: Mapping[str, Sequence[Offer[Any]]] = {
     "weight_loaders": [part("json", Loader(".json"))],
     "models": [model("toy", "ToyForCausalLM")],
     "attention_backends": [part("plain", capabilities=ATTENTION)],
@@ -87,7 +87,7 @@ BASE: Mapping[str, list[Offer[Any]]] = {
 }
 
 
-def registry(**changed: list[Offer[Any]]) -> Registry:
+def registry(**changed: Sequence[Offer[Any]]) -> Registry:
     """The base set with some points replaced, one plugin a point."""
     points = {**BASE, **changed}
     plugins = {hook: SimpleNamespace(**{hook: hookimpl(lambda o=offers: o)}) for hook, offers in points.items()}
@@ -188,7 +188,7 @@ def test_when_nothing_fits_every_candidate_says_why(files: Path) -> None:
         "attention: no installed attention backend fits: a: lacks the causal mask | "
         "b: lacks the causal mask; not on Sundays"
     )
-    assert "no executor is installed" in refused(registry(executors=[]), files)
+    assert "no executor is installed, or none may load" in refused(registry(executors=[]), files)
 
 
 def test_a_compute_capability_below_the_floor_does_not_fit(files: Path) -> None:

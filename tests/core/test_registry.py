@@ -31,7 +31,8 @@ def plugin(hook: str, *offers: object) -> object:
 
 
 def entry(name: str, load: Callable[[], object], **more: Any) -> Entry:
-    return Entry(**({"name": name, "distribution": "acme", "version": "1.0", "api": 1, "load": load} | more))
+    facts: dict[str, Any] = {"name": name, "distribution": "acme", "version": "1.0", "api": 1, "load": load}
+    return Entry(**(facts | more))
 
 
 def failing(error: BaseException) -> Callable[[], object]:
@@ -68,7 +69,12 @@ def test_a_module_works_as_a_plugin() -> None:
 
 def test_nothing_is_loaded_before_somebody_asks() -> None:
     calls: list[str] = []
-    registry = Registry([entry("a", lambda: calls.append("loaded") or plugin("kv_caches", offer("x")))])
+
+    def load() -> object:
+        calls.append("loaded")
+        return plugin("kv_caches", offer("x"))
+
+    registry = Registry([entry("a", load)])
     assert registry.entries[0].state is State.FOUND
     assert calls == []
     registry.offers("kv_caches")
