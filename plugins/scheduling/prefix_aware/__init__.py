@@ -20,7 +20,7 @@ class PrefixAwareOptions(Options):
 
 
 class PrefixAware(SchedulingPolicy):
-    """The longest cached prefix first: it costs least, and its pages are there now. Matching every waiting request has a
+    """The longest cached prefix first: it costs least, and its pages are there now. Matching each waiting request has a
     price, so a long queue is served in order of arrival."""
 
     def __init__(self, options: PrefixAwareOptions) -> None:
