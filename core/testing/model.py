@@ -48,7 +48,7 @@ class DenseForward(Forward):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         assert v is not None, "only latent attention goes without values"
-        parts = zip(*(tensor.split(self.lengths) for tensor in (q, k, v)), strict=True)
+        parts = zip(*(tensor.split_with_sizes(self.lengths) for tensor in (q, k, v)), strict=True)
         return torch.cat([self._one(index, layer, *part) for index, part in enumerate(parts)])
 
     def tap(self, layer: int, hidden: Tensor) -> None:
@@ -100,7 +100,7 @@ def run(model: Model, texts: Sequence[Sequence[int]], chunk: int | None = None) 
         tokens = torch.tensor([token for part in parts for token in part])
         positions = torch.cat([torch.arange(start, start + length) for length in step.lengths])
         logits = model.logits(model.forward(tokens, positions, step)).clone()
-        for rows, part in zip(found, logits.split(step.lengths), strict=True):
+        for rows, part in zip(found, logits.split_with_sizes(step.lengths), strict=True):
             rows.append(part)
     return [torch.cat(rows) for rows in found]
 

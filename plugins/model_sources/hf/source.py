@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from tqdm.auto import tqdm
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from engine.checkpoint import gguf_file, read_json
 from engine.specs.model_source import ModelFiles, ModelSource, Progress
@@ -59,15 +59,15 @@ def _fetched(repository: str, revision: str | None, progress: Progress) -> Path:
     return Path(path)
 
 
-def _bar(repository: str, progress: Progress) -> type[tqdm[Any]]:
+def _bar(repository: str, progress: Progress) -> type[Any]:
     """A progress bar that reports instead of drawing. The client makes several; that of the bytes counts."""
 
-    class Reporting(tqdm):  # type: ignore[type-arg]
+    class Reporting(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"file": io.StringIO(), "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
+            shown: bool | None = super().update(n)
             if self.unit == "B" and self.total:
                 progress(min(self.n / self.total, 1.0), f"fetching {repository}")
             return shown

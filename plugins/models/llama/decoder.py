@@ -71,7 +71,7 @@ class Decoder(Model):
     def _attention(self, index: int, layer: Layer, x: Tensor, positions: Tensor, step: Forward) -> Tensor:
         shape, ops = self._shape, self._ops
         qkv = layer.qkv(x).view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        q, k, v = qkv.split_with_sizes((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = ops.rms_norm(q, layer.q_norm, shape.eps), ops.rms_norm(k, layer.k_norm, shape.eps)
         ops.rope(q, k, positions, self._cos_sin)

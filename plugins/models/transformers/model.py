@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import logging as reports
 
 from engine.plugins.models.transformers.binding import NAME, Binding, register
 from engine.specs.model import Forward, Model, ModelProfile
@@ -94,8 +95,9 @@ def load(
         ValueError: the architecture is unknown or can't be served, or a weight is missing or misshapen.
     """
     known = _config(config, trust_remote_code)
+    auto: Any = AutoModelForCausalLM  # its methods carry no types
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(known, trust_remote_code=trust_remote_code)
+        skeleton: Any = auto.from_config(known, trust_remote_code=trust_remote_code)
     if not skeleton.is_backend_compatible():
         raise ValueError(
             f"{profile.architecture} does not use the attention interface of transformers, so the engine can't page "
@@ -114,7 +116,7 @@ def _config(config: Mapping[str, Any], trust_remote_code: bool) -> PreTrainedCon
                 "auto_map: the checkpoint brings its own code; to run it, set trust_remote_code in "
                 "model.implementation.options"
             )
-        known = AutoConfig.from_pretrained(config["_name_or_path"], trust_remote_code=True)
+        known: PreTrainedConfig = AutoConfig.from_pretrained(config["_name_or_path"], trust_remote_code=True)
     else:
         kind = fields.pop("model_type", None)
         try:
@@ -133,25 +135,25 @@ def _tensors(skeleton: nn.Module, weights: WeightSource, dtype: torch.dtype) -> 
 
 
 def _filled(
-    kind: type[PreTrainedModel],
+    kind: Any,
     config: PreTrainedConfig,
     tensors: dict[str, Tensor],
     dtype: torch.dtype,
     weights: WeightSource,
-) -> PreTrainedModel:
+) -> Any:
     """A model of the checkpoint's weights; transformers renames and fuses them where an architecture asks for it."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # its report of missing weights is replaced by the error below
+    level = reports.get_verbosity()
+    reports.set_verbosity(logging.ERROR)  # its report of missing weights is replaced by the error below
     try:
         causal, report = kind.from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, attn_implementation=NAME, output_loading_info=True
         )
     finally:
-        logging.set_verbosity(level)
+        reports.set_verbosity(level)
     if missing := sorted(report["missing_keys"]):
         others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(f"{weights.origin(missing[0])} lacks tensors: {', '.join(missing[:3])}{others}")
-    return causal  # type: ignore[no-any-return]
+    return causal
 
 
 __all__ = ["TransformersModel", "load"]

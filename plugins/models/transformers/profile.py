@@ -86,7 +86,8 @@ def _context(config: Mapping[str, Any], head_dim: int) -> int:
 def _scale(config: Mapping[str, Any], head_dim: int) -> float:
     if config.get("attention_multiplier") is not None:  # Granite
         return float(config["attention_multiplier"])
-    return float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5  # Gemma, and everybody else
+    width = float(config.get("query_pre_attn_scalar") or head_dim)  # Gemma's own, or everybody's
+    return float(width**-0.5)
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
