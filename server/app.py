@@ -37,11 +37,21 @@ def create_app(state: ServerState, routers: Sequence[tuple[str, APIRouter]] = ()
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _server_error)
-    app.include_router(build_router(state))
+    own = build_router(state)
+    taken = _paths(app.routes) | _paths(own.routes)
+    app.include_router(own)
     for name, router in routers:
-        _refuse_clashes(app.routes, name, router)
+        if clashes := taken & _paths(router.routes):
+            raise ConfigError(
+                f"server.routes names {name!r}, whose path {min(clashes)} exists already; leave it out of server.routes"
+            )
+        taken |= _paths(router.routes)
         app.include_router(router)
     return app
+
+
+def _paths(routes: Sequence[BaseRoute]) -> set[str]:
+    return {route.path for route in routes if isinstance(route, Route)}
 
 
 def _middleware(state: ServerState) -> list[Middleware]:
@@ -59,15 +69,6 @@ def _middleware(state: ServerState) -> list[Middleware]:
         *([Middleware(RequireKey, keys=keys)] if keys else []),
         Middleware(LimitBody, limit=section.max_body),
     ]
-
-
-def _refuse_clashes(existing: Sequence[BaseRoute], name: str, router: APIRouter) -> None:
-    taken = {route.path for route in existing if isinstance(route, Route)}
-    for route in router.routes:
-        if isinstance(route, Route) and route.path in taken:
-            raise ConfigError(
-                f"server.routes names {name!r}, whose path {route.path} exists already; leave it out of server.routes"
-            )
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

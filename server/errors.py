@@ -17,6 +17,9 @@ _TYPES = {
 }
 
 
+_LONGEST = 500
+
+
 class ApiError(Exception):
     """Ends a request with a status and one sentence for the client.
 
@@ -39,7 +42,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"  # clients' words are in it
         self.param = param
         self.code = code
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}

@@ -34,7 +34,7 @@ class RequireKey:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             return False
-        sent = given.strip().encode()
+        sent = given.strip().encode("latin-1")  # the bytes as they came
         # Every key is compared in full, so that the time taken tells nothing.
         return any([hmac.compare_digest(sent, key) for key in self._keys])
 
