@@ -111,7 +111,7 @@ class Selector:
             raise CompositionError(self._nothing_fits(component, refused))
         best, *others = fitting
         refused += [Refusal(o.offer.name, (f"fits too, but {best.offer.name} goes first",)) for o in others]
-        why = "the only one that fits" if not others else f"the first by rank of {len(fitting)} that fit"
+        why = "the only one that fits" if not others else f"the first of {len(fitting)} that fit"
         return _choice(best, best.offer.options(), component, why, refused)
 
     def _reasons(self, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:

@@ -157,7 +157,7 @@ def test_auto_takes_the_highest_rank_that_fits_and_says_why_not_the_others(files
     ]
     choice = composed(registry(attention_backends=offers), files).choices["attention"]
     assert choice.name == "good"
-    assert choice.why == "the first by rank of 2 that fit"
+    assert choice.why == "the first of 2 that fit"
     assert {r.name: r.reasons for r in choice.refused} == {
         "cuda_only": ("device cpu is not among cuda",),
         "no_library": ("libfoo is not installed",),
