@@ -22,14 +22,14 @@ static int numbers(PyObject *const *args, Py_ssize_t given, Py_ssize_t count, in
 }
 
 /* Runs a kernel, without the interpreter lock when it is long enough to matter to other threads. */
-#define RUN(work, call)                      \
-    do {                                     \
-        if ((work) > WORTH_RELEASING) {      \
-            Py_BEGIN_ALLOW_THREADS call;     \
-            Py_END_ALLOW_THREADS             \
-        } else {                             \
-            call;                            \
-        }                                    \
+#define RUN(work, call)                  \
+    do {                                 \
+        if ((work) > WORTH_RELEASING) {  \
+            Py_BEGIN_ALLOW_THREADS call; \
+            Py_END_ALLOW_THREADS         \
+        } else {                         \
+            call;                        \
+        }                                \
     } while (0)
 
 static PyObject *pack_rows(PyObject *self, PyObject *const *args, Py_ssize_t given) {
@@ -53,17 +53,23 @@ static PyObject *rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t give
     if (!numbers(args, given - 1, 11, n)) return NULL;
     const double eps = PyFloat_AsDouble(args[11]);
     if (eps == -1 && PyErr_Occurred()) return NULL;
-    const norm_args call = {(void *)n[0], n[1],         n[2],         n[3],       n[4],       n[5],
+    const norm_args call = {(void *)n[0], n[1],         n[2],         n[3],       n[4],      n[5],
                             (void *)n[6], (void *)n[7], (void *)n[8], (float)eps, (int)n[9], (int)n[10]};
     RUN(call.outer * call.inner * call.width, engine_rms_norm(&call));
     Py_RETURN_NONE;
 }
 
 static PyObject *rope(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[14]; /* q, heads, token and head stride; the same of k; positions, cos_sin, tokens, rotary, is bf16, threads */
+    int64_t n[14]; /* q, heads, token and head stride; the same of k; positions, cos_sin, tokens, rotary, is bf16,
+                      threads */
     if (!numbers(args, given, 14, n)) return NULL;
     const rope_args call = {{{(void *)n[0], n[1], n[2], n[3]}, {(void *)n[4], n[5], n[6], n[7]}},
-                            (void *)n[8], (void *)n[9], n[10], n[11], (int)n[12], (int)n[13]};
+                            (void *)n[8],
+                            (void *)n[9],
+                            n[10],
+                            n[11],
+                            (int)n[12],
+                            (int)n[13]};
     RUN(call.tokens * (n[1] + n[5]) * call.rotary, engine_rope(&call));
     Py_RETURN_NONE;
 }
@@ -76,36 +82,38 @@ static PyObject *silu_mul(PyObject *self, PyObject *const *args, Py_ssize_t give
 }
 
 static PyObject *attention(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[15]; /* the plan as bytes; then q, k, v, strides of token and head of each, pages, their strides, out, window */
+    int64_t n[15]; /* the plan as bytes; then q, k, v, strides of token and head of each, pages, their strides, out,
+                      window */
     if (given < 1 || !PyBytes_Check(args[0]) || PyBytes_GET_SIZE(args[0]) != sizeof(attention_plan))
         return PyErr_Format(PyExc_TypeError, "the plan must be bytes of %zu", sizeof(attention_plan));
     if (!numbers(args + 1, given - 1, 15, n)) return NULL;
     attention_plan plan;
     memcpy(&plan, PyBytes_AS_STRING(args[0]), sizeof plan);
-    const attention_args call = {(void *)n[0], (void *)n[1],  (void *)n[2], n[3],  n[4],          n[5], n[6], n[7],
+    const attention_args call = {(void *)n[0], (void *)n[1], (void *)n[2],  n[3],  n[4],  n[5],          n[6], n[7],
                                  n[8],         (void *)n[9], (void *)n[10], n[11], n[12], (void *)n[13], n[14]};
     Py_BEGIN_ALLOW_THREADS engine_attention(&plan, &call);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, doc}
-#define METHODS                                                                \
-    METHOD(pack_rows, "Put rows of a bfloat16 weight into their panels."),     \
-        METHOD(linear, "Product with a packed weight."),                       \
-        METHOD(rms_norm, "RMS norm, with or without a residual."),             \
-        METHOD(rope, "Rotate queries and keys in place."),                     \
-        METHOD(silu_mul, "Gated activation."),                                 \
+#define METHODS                                                                                                     \
+    METHOD(pack_rows, "Put rows of a bfloat16 weight into their panels."),                                          \
+        METHOD(linear, "Product with a packed weight."), METHOD(rms_norm, "RMS norm, with or without a residual."), \
+        METHOD(rope, "Rotate queries and keys in place."), METHOD(silu_mul, "Gated activation."),                   \
         METHOD(attention, "Store KV and attend."),
 
 static int supported(void) {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bf16");
 }
 
 #else
 #define METHODS
-static int supported(void) { return 0; }
+static int supported(void) {
+    return 0;
+}
 #endif
 
 static PyObject *features(PyObject *self, PyObject *unused) {

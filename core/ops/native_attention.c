@@ -1,13 +1,14 @@
 /* Attention over paged KV, for any number of new tokens per request.
  *
- * A page holds, per KV head, K in blocks of 16 tokens with the tokens across the lanes ([head_dim / 2][16][2] bfloat16 or
- * [head_dim][16] float32) and V with its width across the lanes ([tokens / 2][v_head_dim][2] or [tokens][v_head_dim]),
- * so that both products run on the register tile.
+ * A page holds, per KV head, K in blocks of 16 tokens with the tokens across the lanes ([head_dim / 2][16][2] bfloat16
+ * or [head_dim][16] float32) and V with its width across the lanes ([tokens / 2][v_head_dim][2] or
+ * [tokens][v_head_dim]), so that both products run on the register tile.
  *
  * Work is cut into items: some queries of one request, all heads of one KV head, some segments of the keys. Keys are
- * visited in chunks and segments whose borders are fixed multiples of their positions; each segment is reduced by itself
- * and then merged into the total in order. A query's result therefore depends neither on how many queries came with it,
- * nor on its neighbours, nor on how segments were dealt out to threads. Softmax is kept in float32 and to base 2. */
+ * visited in chunks and segments whose borders are fixed multiples of their positions; each segment is reduced by
+ * itself and then merged into the total in order. A query's result therefore depends neither on how many queries came
+ * with it, nor on its neighbours, nor on how segments were dealt out to threads. Softmax is kept in float32 and to
+ * base 2. */
 #include "native_tile.h"
 
 #ifdef ENGINE_AVX512
@@ -34,7 +35,9 @@ typedef struct {
     float *max, *sum, *out;
 } state;
 
-INLINE int64_t query_of(const work *w, int64_t row) { return w->first_query + row / w->group; }
+INLINE int64_t query_of(const work *w, int64_t row) {
+    return w->first_query + row / w->group;
+}
 
 INLINE int64_t position_of(const work *w, int64_t query) {
     return w->tree ? w->plan->positions[w->first_token + query] : w->past + query;
@@ -45,7 +48,9 @@ INLINE int64_t first_visible(const work *w, int64_t query) {
     return first > 0 ? first : 0;
 }
 
-INLINE int64_t end_visible(const work *w, int64_t query) { return w->tree ? w->length : w->past + query + 1; }
+INLINE int64_t end_visible(const work *w, int64_t query) {
+    return w->tree ? w->length : w->past + query + 1;
+}
 
 /* Which of the 16 keys from `key` on a query sees. */
 static __mmask16 visible(const work *w, int64_t query, int64_t key) {
@@ -64,7 +69,8 @@ static __mmask16 visible(const work *w, int64_t query, int64_t key) {
 }
 
 /* Addresses of the blocks of a chunk. */
-INLINE void find_blocks(const int is_bf16, const work *w, int64_t chunk, int64_t count, const char **k, const char **v) {
+INLINE void find_blocks(const int is_bf16, const work *w, int64_t chunk, int64_t count, const char **k,
+                        const char **v) {
     const attention_plan *p = w->plan;
     const int64_t size = is_bf16 ? 2 : 4;
     const int32_t *table = p->block_tables + w->request * p->block_table_stride;
@@ -100,7 +106,8 @@ INLINE void score(const int is_bf16, const int rows, const char *const *q, const
 }
 
 INLINE void value_tile(const int is_bf16, const int rows, const int columns, const char *const *weights,
-                       const char *const *v, int64_t keys, int64_t width, int64_t column, const float *keep, float *out) {
+                       const char *const *v, int64_t keys, int64_t width, int64_t column, const float *keep,
+                       float *out) {
     const int64_t stride = width * 4, per_step = is_bf16 ? 2 : 1;
     __m512 sum[TILE_ROWS][TILE_COLUMNS];
 #pragma GCC unroll 6
@@ -119,7 +126,8 @@ INLINE void value_tile(const int is_bf16, const int rows, const int columns, con
         if (here % per_step) { /* the last key has no partner: what lies there may be anything, even NaN */
 #pragma GCC unroll 4
             for (int c = 0; c < columns; c++) {
-                const __m512i lone = _mm512_and_si512(_mm512_loadu_si512(b[c] + steps * stride), _mm512_set1_epi32(0xFFFF));
+                const __m512i lone =
+                    _mm512_and_si512(_mm512_loadu_si512(b[c] + steps * stride), _mm512_set1_epi32(0xFFFF));
 #pragma GCC unroll 6
                 for (int i = 0; i < rows; i++)
                     sum[i][c] = dot_step(is_bf16, sum[i][c], *(const uint32_t *)(a[i] + 4 * steps), lone);
@@ -138,19 +146,19 @@ INLINE void weigh(const int is_bf16, const int rows, const char *const *weights,
     int64_t column = 0;
     for (; column + TILE_COLUMNS * LANES <= width; column += TILE_COLUMNS * LANES)
         value_tile(is_bf16, rows, TILE_COLUMNS, weights, v, keys, width, column, keep, out);
-    for (; column < width; column += LANES)
-        value_tile(is_bf16, rows, 1, weights, v, keys, width, column, keep, out);
+    for (; column < width; column += LANES) value_tile(is_bf16, rows, 1, weights, v, keys, width, column, keep, out);
 }
 
 typedef void score_kernel(const char *const *, const char *const *, int64_t, int64_t, float *);
 typedef void weigh_kernel(const char *const *, const char *const *, int64_t, int64_t, const float *, float *);
-#define DEFINE_FOR(TYPE, IS_BF16, R)                                                                                   \
-    static void score_##TYPE##_##R(const char *const *q, const char *const *k, int64_t count, int64_t steps, float *s) { \
-        score(IS_BF16, R, q, k, count, steps, s);                                                                      \
-    }                                                                                                                  \
-    static void weigh_##TYPE##_##R(const char *const *w, const char *const *v, int64_t keys, int64_t width,            \
-                                   const float *keep, float *out) {                                                    \
-        weigh(IS_BF16, R, w, v, keys, width, keep, out);                                                               \
+#define DEFINE_FOR(TYPE, IS_BF16, R)                                                                         \
+    static void score_##TYPE##_##R(const char *const *q, const char *const *k, int64_t count, int64_t steps, \
+                                   float *s) {                                                               \
+        score(IS_BF16, R, q, k, count, steps, s);                                                            \
+    }                                                                                                        \
+    static void weigh_##TYPE##_##R(const char *const *w, const char *const *v, int64_t keys, int64_t width,  \
+                                   const float *keep, float *out) {                                          \
+        weigh(IS_BF16, R, w, v, keys, width, keep, out);                                                     \
     }
 #define DEFINE(R) DEFINE_FOR(f32, 0, R) DEFINE_FOR(bf16, 1, R)
 FOR_EACH_ROW_COUNT(DEFINE)
@@ -173,7 +181,8 @@ INLINE __m512 scaled(const attention_plan *p, __m512 scores) {
  * the sum and returns the factor on what was summed before. */
 INLINE float soften(const int is_bf16, const work *w, int64_t query, int64_t chunk, int64_t count, float *scores,
                     bf16 *weights, float *max, float *sum) {
-    const int whole = chunk >= first_visible(w, query) && chunk + count * LANES <= (w->tree ? w->past : end_visible(w, query));
+    const int whole =
+        chunk >= first_visible(w, query) && chunk + count * LANES <= (w->tree ? w->past : end_visible(w, query));
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     __m512 top = nothing, total = _mm512_setzero_ps(), value[BLOCKS];
     for (int64_t b = 0; b < count; b++) {
@@ -186,8 +195,10 @@ INLINE float soften(const int is_bf16, const work *w, int64_t query, int64_t chu
     for (int64_t b = 0; b < count; b++) {
         const __m512 weight = exp2_of(_mm512_sub_ps(value[b], _mm512_set1_ps(safe)));
         total = _mm512_add_ps(total, weight);
-        if (is_bf16) _mm256_storeu_si256((__m256i *)(weights + b * LANES), narrow(weight));
-        else _mm512_store_ps(scores + b * LANES, weight);
+        if (is_bf16)
+            _mm256_storeu_si256((__m256i *)(weights + b * LANES), narrow(weight));
+        else
+            _mm512_store_ps(scores + b * LANES, weight);
     }
     const float keep = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(before - safe)));
     *max = now;
@@ -209,13 +220,15 @@ INLINE void visit(const int is_bf16, const work *w, int64_t row, int64_t rows, i
     float keep[TILE_ROWS];
     const char *q[TILE_ROWS], *weights[TILE_ROWS];
     for (int64_t i = 0; i < rows; i++) {
-        const int64_t token = w->first_token + query_of(w, row + i), head = w->kv_head * w->group + (row + i) % w->group;
+        const int64_t token = w->first_token + query_of(w, row + i),
+                      head = w->kv_head * w->group + (row + i) % w->group;
         q[i] = (const char *)w->args->q + (token * w->args->q_token + head * w->args->q_head) * size;
         weights[i] = is_bf16 ? (const char *)narrowed[i] : (const char *)scores[i];
     }
     score_kernels[is_bf16][rows - 1](q, k, count, p->head_dim * size / 4, scores[0]);
     for (int64_t i = 0; i < rows; i++)
-        keep[i] = soften(is_bf16, w, query_of(w, row + i), chunk, count, scores[i], narrowed[i], s.max + row + i, s.sum + row + i);
+        keep[i] = soften(is_bf16, w, query_of(w, row + i), chunk, count, scores[i], narrowed[i], s.max + row + i,
+                         s.sum + row + i);
     weigh_kernels[is_bf16][rows - 1](weights, v, end, p->v_head_dim, keep, s.out + row * p->v_head_dim);
 }
 
@@ -230,7 +243,8 @@ static void clear(state s, int64_t rows, int64_t width) {
 INLINE void segment(const int is_bf16, const work *w, int64_t index, state s) {
     clear(s, w->rows, w->plan->v_head_dim);
     const int64_t earliest = w->past + (w->tree ? 0 : w->first_query) + 1 - w->args->window;
-    const int64_t first = w->args->window && earliest > 0 ? earliest : 0, last = end_visible(w, query_of(w, w->rows - 1));
+    const int64_t first = w->args->window && earliest > 0 ? earliest : 0,
+                  last = end_visible(w, query_of(w, w->rows - 1));
     const int64_t start = index * SEGMENT > first ? index * SEGMENT : first / CHUNK * CHUNK;
     const int64_t stop = (index + 1) * SEGMENT < last ? (index + 1) * SEGMENT : last;
     for (int64_t chunk = start; chunk < stop; chunk += CHUNK) {
@@ -265,7 +279,9 @@ INLINE void finish(const int is_bf16, const work *w, state s) {
     }
 }
 
-INLINE state state_at(float *base, int64_t rows) { return (state){base, base + rows, base + 2 * rows}; }
+INLINE state state_at(float *base, int64_t rows) {
+    return (state){base, base + rows, base + 2 * rows};
+}
 
 INLINE work work_of(const attention_plan *p, const attention_args *a, const int32_t *item, int64_t kv_head) {
     work w = {.plan = p, .args = a, .request = item[0], .kv_head = kv_head, .first_query = item[1]};
@@ -288,17 +304,23 @@ INLINE void put(const int is_bf16, const attention_plan *p, const attention_args
     const int64_t page = p->slots[token] / p->page_size, offset = p->slots[token] % p->page_size;
     const int64_t block = offset / LANES * LANES, lane = offset % LANES;
     const char *k = (const char *)a->k + (token * a->k_token + head * a->k_head) * size;
-    uint32_t *k_out = (uint32_t *)((char *)a->k_pages + (page * a->k_page + (head * p->page_size + block) * p->head_dim) * size);
-    for (int64_t step = 0; step < p->head_dim / per_step; step++) k_out[step * LANES + lane] = ((const uint32_t *)k)[step];
+    uint32_t *k_out =
+        (uint32_t *)((char *)a->k_pages + (page * a->k_page + (head * p->page_size + block) * p->head_dim) * size);
+    for (int64_t step = 0; step < p->head_dim / per_step; step++)
+        k_out[step * LANES + lane] = ((const uint32_t *)k)[step];
     const char *v = (const char *)a->v + (token * a->v_token + head * a->v_head) * size;
-    char *v_out = (char *)a->v_pages + (page * a->v_page + (head * p->page_size + offset / per_step * per_step) * p->v_head_dim) * size;
+    char *v_out = (char *)a->v_pages +
+                  (page * a->v_page + (head * p->page_size + offset / per_step * per_step) * p->v_head_dim) * size;
     for (int64_t i = 0; i < p->v_head_dim; i++) {
-        if (is_bf16) ((bf16 *)v_out)[2 * i + offset % 2] = ((const bf16 *)v)[i];
-        else ((float *)v_out)[i] = ((const float *)v)[i];
+        if (is_bf16)
+            ((bf16 *)v_out)[2 * i + offset % 2] = ((const bf16 *)v)[i];
+        else
+            ((float *)v_out)[i] = ((const float *)v)[i];
     }
 }
 
-INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
+INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index,
+                     float *scratch) {
     const int32_t *item = p->items + index % p->num_items * ITEM_COLUMNS;
     const work w = work_of(p, a, item, index / p->num_items);
     if (item[6])
@@ -322,7 +344,8 @@ INLINE void run_item(const int is_bf16, const attention_plan *p, const attention
     finish(is_bf16, &w, total);
 }
 
-INLINE void run_merge(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index, float *scratch) {
+INLINE void run_merge(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index,
+                      float *scratch) {
     const int32_t *merge = p->merges + index / p->kv_heads * MERGE_COLUMNS;
     const work w = work_of(p, a, merge, index % p->kv_heads);
     const state total = state_at(scratch, w.rows);
@@ -353,8 +376,10 @@ void engine_attention(const attention_plan *p, const attention_args *a) {
 #pragma omp parallel num_threads((int)p->threads)
     {
         float *scratch = p->scratch + omp_get_thread_num() * p->scratch_floats;
-        if (p->is_bf16) attend(1, p, a, scratch);
-        else attend(0, p, a, scratch);
+        if (p->is_bf16)
+            attend(1, p, a, scratch);
+        else
+            attend(0, p, a, scratch);
     }
 }
 #endif

@@ -56,17 +56,17 @@ typedef struct {
     const int32_t *query_start, *seq_lens, *block_tables;
     int64_t block_table_stride;
     const int64_t *slots, *positions;
-    const int64_t *trees;   /* per request the address of a dense bool [q, q], or 0; null when there is no tree */
-    const int32_t *stores;  /* [num_stores]: tokens whose KV must be stored before any item runs */
-    const int32_t *items;   /* [num_items, 7]: request, first query, queries, first segment, segments, partial or -1,
-                               whether the item stores the KV of its queries itself */
-    const int32_t *merges;  /* [num_merges, 5]: request, first query, queries, first partial, partials */
+    const int64_t *trees;  /* per request the address of a dense bool [q, q], or 0; null when there is no tree */
+    const int32_t *stores; /* [num_stores]: tokens whose KV must be stored before any item runs */
+    const int32_t *items;  /* [num_items, 7]: request, first query, queries, first segment, segments, partial or -1,
+                              whether the item stores the KV of its queries itself */
+    const int32_t *merges; /* [num_merges, 5]: request, first query, queries, first partial, partials */
     int64_t num_stores, num_items, num_merges;
-    float *scratch;         /* threads x scratch_floats */
+    float *scratch; /* threads x scratch_floats */
     int64_t scratch_floats;
-    float *partials;        /* per (partial, KV head): rows x (v_head_dim + 2) floats */
+    float *partials; /* per (partial, KV head): rows x (v_head_dim + 2) floats */
     int64_t partial_floats;
-    double scale, softcap;  /* softcap 0: none */
+    double scale, softcap; /* softcap 0: none */
 } attention_plan;
 
 typedef struct {

@@ -18,7 +18,8 @@ void engine_pack_rows(const void *weight, int64_t rows, int64_t k, void *packed,
         uint32_t *out = (uint32_t *)packed + panel * pairs * PANEL_ROWS;
         for (int64_t pair = 0; pair < pairs; pair++)
             for (int64_t row = start; row < stop; row++)
-                out[pair * PANEL_ROWS + row % PANEL_ROWS] = ((const uint32_t *)weight)[(row - first_row) * pairs + pair];
+                out[pair * PANEL_ROWS + row % PANEL_ROWS] =
+                    ((const uint32_t *)weight)[(row - first_row) * pairs + pair];
     }
 }
 
@@ -50,12 +51,12 @@ INLINE void panel_tile(const int rows, const int columns, const int lines, const
     }
 }
 
-#define DEFINE(R)                                                                                                  \
-    static void single_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) {                  \
-        panel_tile(R, 2, 2, p, row, panel, ahead);                                                                 \
-    }                                                                                                              \
-    static void pair_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) {                    \
-        panel_tile(R, 4, 1, p, row, panel, ahead);                                                                 \
+#define DEFINE(R)                                                                                 \
+    static void single_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) { \
+        panel_tile(R, 2, 2, p, row, panel, ahead);                                                \
+    }                                                                                             \
+    static void pair_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) {   \
+        panel_tile(R, 4, 1, p, row, panel, ahead);                                                \
     }
 FOR_EACH_ROW_COUNT(DEFINE)
 #undef DEFINE
@@ -88,18 +89,23 @@ static void block_panels(const linear_args *p, int64_t first_row, int64_t last_r
 
 void engine_linear(const linear_args *p) {
     const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS;
-    int64_t block = CACHED_X_BYTES / (2 * p->k) / TILE_ROWS * TILE_ROWS;
-    if (block < 8 * TILE_ROWS) block = 8 * TILE_ROWS;
-    const int64_t blocks = (p->m + block - 1) / block, units = blocks * panels;
+    int64_t most = CACHED_X_BYTES / (2 * p->k);
+    if (most < 8 * TILE_ROWS) most = 8 * TILE_ROWS;
+    const int64_t blocks = (p->m + most - 1) / most, units = blocks * panels;
+    /* Blocks of nearly equal size, for threads share the work by counting them. */
+    const int64_t tiles = (p->m + TILE_ROWS - 1) / TILE_ROWS;
 #pragma omp parallel for num_threads(p->threads) schedule(static) if (p->m * p->n * p->k > WORTH_THREADS)
     for (int thread = 0; thread < p->threads; thread++) {
         int64_t unit = units * thread / p->threads;
         const int64_t end = units * (thread + 1) / p->threads;
         while (unit < end) {
-            const int64_t row = unit / panels * block, panel = unit % panels;
+            const int64_t index = unit / panels, panel = unit % panels;
+            const int64_t row = tiles * index / blocks * TILE_ROWS, next = tiles * (index + 1) / blocks * TILE_ROWS;
             const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-            if (p->m <= TILE_ROWS) stream_panels(p, panel, last);
-            else block_panels(p, row, row + block < p->m ? row + block : p->m, panel, last);
+            if (p->m <= TILE_ROWS)
+                stream_panels(p, panel, last);
+            else
+                block_panels(p, row, next < p->m ? next : p->m, panel, last);
             unit += last - panel;
         }
     }

@@ -35,8 +35,10 @@ void engine_rms_norm(const norm_args *p) {
 #pragma omp parallel for num_threads(p->threads) if (rows * p->width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row / p->inner * p->outer_stride + row % p->inner * p->inner_stride;
-        if (p->is_bf16) norm_row(1, p, p->x, at, row * p->width);
-        else norm_row(0, p, p->x, at, row * p->width);
+        if (p->is_bf16)
+            norm_row(1, p, p->x, at, row * p->width);
+        else
+            norm_row(0, p, p->x, at, row * p->width);
     }
 }
 
@@ -64,8 +66,10 @@ void engine_rope(const rope_args *p) {
     const int64_t elements = p->tokens * (p->side[0].heads + p->side[1].heads) * p->rotary;
 #pragma omp parallel for num_threads(p->threads) if (elements > WORTH_THREADS)
     for (int64_t token = 0; token < p->tokens; token++) {
-        if (p->is_bf16) rotate_token(1, p, token);
-        else rotate_token(0, p, token);
+        if (p->is_bf16)
+            rotate_token(1, p, token);
+        else
+            rotate_token(0, p, token);
     }
 }
 
@@ -73,7 +77,8 @@ INLINE void gate_row(const int is_bf16, const void *x, int64_t at, void *y, int6
     for (int64_t i = 0; i < width; i += LANES) {
         const __mmask16 lanes = first_lanes(width - i);
         const __m512 gate = load(is_bf16, x, at + i, lanes), up = load(is_bf16, x, at + width + i, lanes);
-        const __m512 denominator = _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+        const __m512 denominator =
+            _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
         store(is_bf16, y, y_at + i, lanes, _mm512_mul_ps(rounded(is_bf16, _mm512_div_ps(gate, denominator)), up));
     }
 }
@@ -81,8 +86,10 @@ INLINE void gate_row(const int is_bf16, const void *x, int64_t at, void *y, int6
 void engine_silu_mul(const void *x, int64_t stride, void *y, int64_t tokens, int64_t width, int is_bf16, int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens * width > WORTH_THREADS / 4)
     for (int64_t token = 0; token < tokens; token++) {
-        if (is_bf16) gate_row(1, x, token * stride, y, token * width, width);
-        else gate_row(0, x, token * stride, y, token * width, width);
+        if (is_bf16)
+            gate_row(1, x, token * stride, y, token * width, width);
+        else
+            gate_row(0, x, token * stride, y, token * width, width);
     }
 }
 #endif

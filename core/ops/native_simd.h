@@ -24,10 +24,14 @@ INLINE __m512 widen(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-INLINE __m256i narrow(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+INLINE __m256i narrow(__m512 x) {
+    return (__m256i)_mm512_cvtneps_pbh(x);
+}
 
 /* x as a value of its storage type: the rounding points of the models are made with this. */
-INLINE __m512 rounded(const int is_bf16, __m512 x) { return is_bf16 ? widen(narrow(x)) : x; }
+INLINE __m512 rounded(const int is_bf16, __m512 x) {
+    return is_bf16 ? widen(narrow(x)) : x;
+}
 
 INLINE __m512 load(const int is_bf16, const void *base, int64_t index, __mmask16 lanes) {
     if (is_bf16) return widen(_mm256_maskz_loadu_epi16(lanes, (const bf16 *)base + index));
@@ -35,8 +39,10 @@ INLINE __m512 load(const int is_bf16, const void *base, int64_t index, __mmask16
 }
 
 INLINE void store(const int is_bf16, void *base, int64_t index, __mmask16 lanes, __m512 x) {
-    if (is_bf16) _mm256_mask_storeu_epi16((bf16 *)base + index, lanes, narrow(x));
-    else _mm512_mask_storeu_ps((float *)base + index, lanes, x);
+    if (is_bf16)
+        _mm256_mask_storeu_epi16((bf16 *)base + index, lanes, narrow(x));
+    else
+        _mm512_mask_storeu_ps((float *)base + index, lanes, x);
 }
 
 /* 2^(whole + part) where whole is integral and |part| <= 1/2; a polynomial fitted at Chebyshev points, error 1 ulp. */

@@ -2,8 +2,8 @@
  *
  * `rows` rows of A times `columns` vectors of 16 columns of B, in float32 accumulators that stay in registers. One step
  * takes 4 bytes of each row of A (two bfloat16 or one float32) and one vector of each column group of B, in which every
- * lane holds the 4 bytes of its column. An accumulator is one chain over k in order, so that a result does not depend on
- * how many rows or columns were computed beside it. */
+ * lane holds the 4 bytes of its column. An accumulator is one chain over k in order, so that a result does not depend
+ * on how many rows or columns were computed beside it. */
 #ifndef ENGINE_NATIVE_TILE_H
 #define ENGINE_NATIVE_TILE_H
 
