@@ -1,4 +1,4 @@
-"""Which plugins are installed: entry points and their owners, read from package metadata without importing any of them."""
+"""Which plugins are installed: entry points and their owners, read from package metadata; no plugin is imported."""
 
 from __future__ import annotations
 

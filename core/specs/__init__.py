@@ -1,4 +1,4 @@
-"""Extension points, one module each: the data passed, the abstract class that plugins subclass, and the collecting hook.
+"""Extension points, one module each: the data passed, the abstract class that plugins subclass, the collecting hook.
 
 Hooks run while an engine is composed. What an offer builds is called directly afterwards; no hook runs on the step.
 """
@@ -36,7 +36,7 @@ POINTS = (
     cli_command,
     server_route,
 )
-"""Every spec module. Each has `API` (the number of its contract), `HOOK` (the hook's name) and `SECTION` (its YAML key or
-None); one whose offers must be of a subclass of `Offer` names it in `OFFER`."""
+"""Every spec module. Each has `API` (the number of its contract), `HOOK` (the hook's name) and `SECTION` (its YAML key
+or None); one whose offers must be of a subclass of `Offer` names it in `OFFER`."""
 
 __all__ = ["POINTS", *(m.__name__.rsplit(".", 1)[-1] for m in POINTS)]
