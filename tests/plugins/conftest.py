@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, made with transformers once a session."""
+"""Tiny random checkpoints, made with transformers once a session. Imported lazily: most tests need none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 SMALL = {
     "vocab_size": 160,
@@ -66,6 +64,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folder of a tiny model by its name in MODELS; made on first use."""
+    import torch
+    import transformers
+
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
