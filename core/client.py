@@ -76,7 +76,7 @@ class EngineClient:
             )
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours)
-        writer.write(frame(Start(config.model_dump(mode="json"), str(model_path))))
+        writer.write(frame(Start(config.model_dump(mode="json", exclude_unset=True), str(model_path))))
         return cls(process, reader, writer)
 
     async def wait_ready(self) -> Ready:

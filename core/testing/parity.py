@@ -175,7 +175,9 @@ class ParityBench(AbstractContextManager["ParityBench"]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._llm.close()
         self.close_producer()
 
