@@ -96,7 +96,7 @@ class End:
     def scribble(self, pages: Sequence[int], value: int) -> None:
         """Overwrite pages."""
         for tensor in (tensor for layer in self.pool for tensor in layer):
-            tensor.view(torch.uint8)[list(pages)] = value
+            tensor.view(torch.uint8).numpy()[list(pages)] = value
 
     def take(self) -> list[TransferEvent]:
         """Events that nobody has waited for, without waiting."""

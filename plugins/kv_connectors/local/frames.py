@@ -15,7 +15,6 @@ was not overwritten. `Cancel` ends a fetch from the consumer's side; end of file
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -26,6 +25,7 @@ import msgspec
 from engine.specs.kv_connector import KVSchema
 
 _LENGTH: Final = struct.Struct("<I")
+_FILE: Final = struct.Struct("i")
 _READ: Final = 2**16
 
 
@@ -125,9 +125,9 @@ class Channel:
         """
         try:
             while self._outbox:
-                ancillary = []
+                ancillary: list[tuple[int, int, bytes]] = []
                 if self._file_to_send is not None:
-                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._file_to_send]))]
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FILE.pack(self._file_to_send))]
                 del self._outbox[: self._sock.sendmsg([self._outbox], ancillary)]
                 self._file_to_send = None
         except BlockingIOError:
@@ -142,13 +142,14 @@ class Channel:
             ProtocolError: the peer is gone, or sent what is no frame of this protocol.
         """
         try:
-            data, files, _, _ = socket.recv_fds(self._sock, _READ, 1, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._sock.recvmsg(_READ, socket.CMSG_LEN(_FILE.size), socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return []
         except OSError as error:
             raise ProtocolError(f"the peer is gone ({error.strerror})") from error
-        for file in files:
-            self._keep(file)
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._keep(_FILE.unpack_from(payload)[0])
         if not data:
             raise ProtocolError("the peer is gone")
         self._inbox += data
