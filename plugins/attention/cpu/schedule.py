@@ -56,8 +56,7 @@ def schedule(
     if len(request) * kv_heads < BUSY * threads and segments.max(initial=0) > 1:
         return _split(request, first, count, segments, int(queries.sum()))
     own = tiles == 1
-    columns = (request, first, count, np.zeros_like(first), segments, np.full_like(first, -1), own[request])
-    items = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
+    items = _table(request, first, count, 0, segments, -1, own[request])
     stores = np.flatnonzero(np.repeat(~own, queries)).astype(np.int32)
     return Schedule(stores, items[np.argsort(-count * keys, kind="stable")], NOTHING, 0)
 
@@ -67,11 +66,16 @@ def _split(request: np.ndarray, first: np.ndarray, count: np.ndarray, segments: 
     tile = np.repeat(np.arange(len(request)), segments)
     partial = np.arange(len(tile))
     start = np.cumsum(segments) - segments
-    one, none = np.ones_like(tile), np.zeros_like(tile)
-    columns = (request[tile], first[tile], count[tile], partial - start[tile], one, partial, none)
-    merges = np.stack((request, first, count, start, segments), axis=1, dtype=np.int32, casting="unsafe")
-    items = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
-    return Schedule(np.arange(tokens, dtype=np.int32), items, merges, len(tile))
+    items = _table(request[tile], first[tile], count[tile], partial - start[tile], 1, partial, 0)
+    return Schedule(np.arange(tokens, dtype=np.int32), items, _table(request, first, count, start, segments), len(tile))
+
+
+def _table(first: np.ndarray, *others: np.ndarray | int) -> np.ndarray:
+    """Columns side by side, int32."""
+    table = np.empty((len(first), 1 + len(others)), np.int32)
+    for number, column in enumerate((first, *others)):
+        table[:, number] = column
+    return table
 
 
 __all__ = ["Schedule", "schedule"]

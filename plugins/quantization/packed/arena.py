@@ -31,7 +31,7 @@ class Arena:
 
 def _block(num_bytes: int) -> Tensor:
     """Zeroed memory that begins at a huge page."""
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(memory, dtype=torch.uint8)
