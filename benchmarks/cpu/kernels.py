@@ -109,13 +109,14 @@ def attention() -> Iterator[Case]:
         plan = backend.plan(batch)
         dense_q = noise(requests, HEADS, queries, HEAD_DIM)
         dense_k, dense_v = noise(requests, KV_HEADS, keys, HEAD_DIM), noise(requests, KV_HEADS, keys, HEAD_DIM)
-        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) if 1 < queries < keys else None
 
         def ours(backend: CpuAttention = backend, args: tuple = (0, q, k, v, kv, plan)) -> None:
             backend.forward(*args)
 
-        def dense(qkv: tuple = (dense_q, dense_k, dense_v), mask: Tensor = mask, whole: bool = queries == keys) -> None:
-            functional.scaled_dot_product_attention(*qkv, None if whole else mask, is_causal=whole, enable_gqa=True)
+        def dense(qkv: tuple = (dense_q, dense_k, dense_v), mask: Tensor | None = mask) -> None:
+            causal = mask is None and qkv[0].shape[2] > 1
+            functional.scaled_dot_product_attention(*qkv, mask, is_causal=causal, enable_gqa=True)
 
         seen = requests * (queries * (keys - queries) + queries * (queries + 1) / 2)
         name = f"attention, {requests} x {queries} queries, {keys} keys"
