@@ -41,7 +41,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 
 def test_an_address_that_is_none_of_ours() -> None:
-    with pytest.raises(ResourceError, match="server.host"):
+    with pytest.raises(ResourceError, match=r"server\.host"):
         bind("no such host", 0)
     with pytest.raises(ResourceError, match="can't be bound"):
         bind("192.0.2.1", 0)

@@ -1,0 +1,143 @@
+"""`engine bench`: put load on an OpenAI endpoint and print what its clients saw."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from engine.server.cli.endpoint import Endpoint, EndpointError
+from engine.server.cli.workload import Report, Sample, Workload, run
+
+_LATENCIES = ("ttft", "itl", "tpot", "e2e")
+
+
+def _levels(context: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
+    if value is None:
+        return None
+    try:
+        levels = [int(part) for part in value.split(",")]
+    except ValueError:
+        levels = [0]
+    if any(level < 1 for level in levels):
+        raise click.BadParameter("give whole numbers above 0, such as 1,16,64")
+    return levels
+
+
+@click.command("bench")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server, with or without /v1.")
+@click.option("--model", help="Name of the model; the first that the server lists if unset.")
+@click.option("--api-key", help="Key to send as a bearer token.")
+@click.option("--concurrency", callback=_levels, metavar="N[,N…]", help="Most requests at once; one run for each N.")
+@click.option("--request-rate", type=click.FloatRange(0, min_open=True), help="Requests per second, at random times.")
+@click.option("--num-requests", type=click.IntRange(1), help="Requests in each run; twice the concurrency if unset.")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Words in a prompt.")
+@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens in an answer.")
+@click.option("--shared-prefix", type=click.FloatRange(0, 1), default=0.0, help="Share that all prompts begin with.")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Go on to max-tokens regardless.")
+@click.option("--chat", is_flag=True, help="Use /v1/chat/completions instead of /v1/completions.")
+@click.option("--seed", type=int, help="Makes the same prompts again; random if unset, so that no cache knows them.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all numbers here.")
+def command(
+    url: str, model: str | None, api_key: str | None, concurrency: list[int] | None, json_path: Path | None, **load: Any
+) -> None:
+    """Measure latency and throughput of an OpenAI endpoint.
+
+    \b
+    engine bench --concurrency 1,16,64
+    engine bench --url http://host:8000 --request-rate 4 --num-requests 100 --shared-prefix 0.8
+    """
+    endpoint = Endpoint(url, api_key)
+    seed = random.randrange(2**31) if load["seed"] is None else load["seed"]
+    levels = concurrency or [load["num_requests"] or 16 if load["request_rate"] else 1]
+    workloads = [_workload(level, seed + i, load) for i, level in enumerate(levels)]
+    name, reports = asyncio.run(_run_all(endpoint, model, workloads))
+    _print(name, endpoint.url, reports)
+    if json_path is not None:
+        rows = [{"workload": asdict(report.workload), **report.summary()} for report in reports]
+        data = {"url": endpoint.url, "model": name, "runs": rows}
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+    if any(report.summary()["failed"] for report in reports):
+        raise EndpointError("some requests failed; see the table")
+
+
+def _workload(concurrency: int, seed: int, load: dict[str, Any]) -> Workload:
+    return Workload(
+        requests=load["num_requests"] or 2 * concurrency,
+        prompt_tokens=load["prompt_tokens"],
+        max_tokens=load["max_tokens"],
+        shared_prefix=load["shared_prefix"],
+        concurrency=concurrency,
+        rate=load["request_rate"],
+        ignore_eos=load["ignore_eos"],
+        chat=load["chat"],
+        seed=seed,
+    )
+
+
+async def _run_all(endpoint: Endpoint, model: str | None, workloads: Sequence[Workload]) -> tuple[str, list[Report]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    name = model or await endpoint.first_model()
+    reports = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+        for workload in workloads:
+            task = progress.add_task(f"{workload.concurrency} at once", total=workload.requests)
+
+            def ended(sample: Sample, task: Any = task) -> None:
+                progress.advance(task)
+
+            reports.append(await run(endpoint, name, workload, ended))
+    return name, reports
+
+
+def _print(model: str, url: str, reports: Sequence[Report]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = reports[0].workload
+    title = f"{model} at {url}: prompts of {first.prompt_tokens} words, {first.max_tokens} tokens out"
+    table = Table(title=title, caption="TTFT, ITL, TPOT and E2E in ms: p50 / p90 / p99")
+    for heading in (
+        "at once",
+        "ok",
+        "failed",
+        "req/s",
+        "out tok/s",
+        "all tok/s",
+        "cached",
+        *map(str.upper, _LATENCIES),
+    ):
+        table.add_column(heading, justify="right")
+    for report in reports:
+        row = report.summary()
+        rates = (row["requests_per_second"], row["output_tokens_per_second"], row["total_tokens_per_second"])
+        table.add_row(
+            str(row["concurrency"]),
+            str(row["requests"] - row["failed"]),
+            str(row["failed"]),
+            *(f"{rate:.1f}" for rate in rates),
+            f"{row['cached_tokens'] / max(1, row['prompt_tokens']):.0%}",
+            *(_milliseconds(row[name]) for name in _LATENCIES),
+        )
+    console = Console()
+    console.print(table, width=max(console.width, 140) if not console.is_terminal else None)
+    for text in sorted({text for report in reports for text in report.summary()["errors"]}):
+        console.print(f"failed: {text}", style="red", markup=False)
+
+
+def _milliseconds(values: dict[str, float] | None) -> str:
+    if values is None:
+        return "–"
+    return " / ".join(f"{values[name] * 1000:.1f}" for name in ("p50", "p90", "p99"))
+
+
+__all__ = ["command"]
