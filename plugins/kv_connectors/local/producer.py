@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MAX_PEERS: Final = 1024
 """Connections held at once; further ones are closed at once, and their engines recompute."""
 
-DIGEST_BYTES: Final = 2**24
+DIGEST_BYTES: Final = 2**25
 """Digested in one turn of the loop (about 6 ms), so that a long publication delays no answer for long."""
 
 GONE: Final = "the publication is gone: it was delivered, it expired or it was withdrawn"

@@ -331,10 +331,10 @@ def test_cancel_between_slices_stops_the_writing(impostor: Impostor, monkeypatch
     copying, go = threading.Event(), threading.Event()
     copy = Grid.copy
 
-    def gated(self: Grid, *args: Any) -> None:
+    def gated(self: Grid, *args: Any) -> list[int]:
         copying.set()
         go.wait(PATIENCE)
-        copy(self, *args)
+        return copy(self, *args)
 
     monkeypatch.setattr(Grid, "copy", gated)
     end = End(SPEC)

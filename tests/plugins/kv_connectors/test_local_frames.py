@@ -25,7 +25,7 @@ from engine.plugins.kv_connectors.local.frames import (
 )
 from engine.testing.kv_end import SCHEMA
 
-GRANT = Grant(SCHEMA, [(0, 96), (960, 80)], [3, 4], [1, 2**32 - 1], 30.0)
+GRANT = Grant(SCHEMA, [(0, 96), (960, 80)], [3, 4], [1, 2**64 - 1], 30.0)
 
 
 @pytest.fixture
