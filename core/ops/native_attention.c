@@ -36,7 +36,7 @@ typedef struct {
 } state;
 
 INLINE int64_t query_of(const work *w, int64_t row) {
-    return w->first_query + row / w->group;
+    return w->first_query + (uint32_t)row / (uint32_t)w->group;
 }
 
 INLINE int64_t position_of(const work *w, int64_t query) {
@@ -52,10 +52,8 @@ INLINE int64_t end_visible(const work *w, int64_t query) {
     return w->tree ? w->length : w->past + query + 1;
 }
 
-/* Which of the 16 keys from `key` on a query sees. */
-static __mmask16 visible(const work *w, int64_t query, int64_t key) {
-    __mmask16 lanes = first_lanes(end_visible(w, query) - key) & (__mmask16)~first_lanes(first_visible(w, query) - key);
-    if (!w->tree || key + LANES <= w->past) return lanes;
+/* Which of the 16 keys from `key` on, the first of which is not before `past - 15`, a query of a tree sees. */
+static __mmask16 visible_in_tree(const work *w, int64_t query, int64_t key, __mmask16 lanes) {
     const uint8_t *sees = w->tree + query * (w->length - w->past);
     const int64_t *positions = w->plan->positions + w->first_token;
     for (int lane = 0; lane < LANES; lane++) {
@@ -181,13 +179,18 @@ INLINE __m512 scaled(const attention_plan *p, __m512 scores) {
  * the sum and returns the factor on what was summed before. */
 INLINE float soften(const int is_bf16, const work *w, int64_t query, int64_t chunk, int64_t count, float *scores,
                     bf16 *weights, float *max, float *sum) {
-    const int whole =
-        chunk >= first_visible(w, query) && chunk + count * LANES <= (w->tree ? w->past : end_visible(w, query));
+    const int64_t first = first_visible(w, query), end = end_visible(w, query);
+    const int whole = chunk >= first && chunk + count * LANES <= (w->tree ? w->past : end);
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     __m512 top = nothing, total = _mm512_setzero_ps(), value[BLOCKS];
     for (int64_t b = 0; b < count; b++) {
         value[b] = scaled(w->plan, _mm512_load_ps(scores + b * LANES));
-        if (!whole) value[b] = _mm512_mask_mov_ps(nothing, visible(w, query, chunk + b * LANES), value[b]);
+        if (!whole) {
+            const int64_t key = chunk + b * LANES;
+            __mmask16 lanes = first_lanes(end - key) & (__mmask16)~first_lanes(first - key);
+            if (w->tree && key + LANES > w->past) lanes = visible_in_tree(w, query, key, lanes);
+            value[b] = _mm512_mask_mov_ps(nothing, lanes, value[b]);
+        }
         top = _mm512_max_ps(top, value[b]);
     }
     const float before = *max, now = fmaxf(before, _mm512_reduce_max_ps(top));
@@ -219,16 +222,17 @@ INLINE void visit(const int is_bf16, const work *w, int64_t row, int64_t rows, i
     bf16 narrowed[TILE_ROWS][CHUNK] __attribute__((aligned(64)));
     float keep[TILE_ROWS];
     const char *q[TILE_ROWS], *weights[TILE_ROWS];
+    int64_t query[TILE_ROWS];
     for (int64_t i = 0; i < rows; i++) {
-        const int64_t token = w->first_token + query_of(w, row + i),
-                      head = w->kv_head * w->group + (row + i) % w->group;
-        q[i] = (const char *)w->args->q + (token * w->args->q_token + head * w->args->q_head) * size;
+        query[i] = query_of(w, row + i);
+        const int64_t head = w->kv_head * w->group + row + i - (query[i] - w->first_query) * w->group;
+        q[i] =
+            (const char *)w->args->q + ((w->first_token + query[i]) * w->args->q_token + head * w->args->q_head) * size;
         weights[i] = is_bf16 ? (const char *)narrowed[i] : (const char *)scores[i];
     }
     score_kernels[is_bf16][rows - 1](q, k, count, p->head_dim * size / 4, scores[0]);
     for (int64_t i = 0; i < rows; i++)
-        keep[i] = soften(is_bf16, w, query_of(w, row + i), chunk, count, scores[i], narrowed[i], s.max + row + i,
-                         s.sum + row + i);
+        keep[i] = soften(is_bf16, w, query[i], chunk, count, scores[i], narrowed[i], s.max + row + i, s.sum + row + i);
     weigh_kernels[is_bf16][rows - 1](weights, v, end, p->v_head_dim, keep, s.out + row * p->v_head_dim);
 }
 
