@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -142,18 +143,29 @@ def _filled(
     weights: WeightSource,
 ) -> Any:
     """A model of the checkpoint's weights; transformers renames and fuses them where an architecture asks for it."""
-    level = reports.get_verbosity()
-    reports.set_verbosity(logging.ERROR)  # its report of missing weights is replaced by the error below
-    try:
+    with _silence():  # its report of missing weights is replaced by the error below
         causal, report = kind.from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, attn_implementation=NAME, output_loading_info=True
         )
-    finally:
-        reports.set_verbosity(level)
     if missing := sorted(report["missing_keys"]):
         others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(f"{weights.origin(missing[0])} lacks tensors: {', '.join(missing[:3])}{others}")
     return causal
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep transformers from writing reports and progress bars."""
+    level, bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
+    reports.set_verbosity(logging.ERROR)
+    bar: Any = reports  # its switches carry no types
+    bar.disable_progress_bar()
+    try:
+        yield
+    finally:
+        reports.set_verbosity(level)
+        if bars:
+            bar.enable_progress_bar()
 
 
 __all__ = ["TransformersModel", "load"]
