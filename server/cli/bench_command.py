@@ -100,37 +100,30 @@ async def _run_all(endpoint: Endpoint, model: str | None, workloads: Sequence[Wo
 
 
 def _print(model: str, url: str, reports: Sequence[Report]) -> None:
+    """A column for each level of concurrency: so it fits a terminal."""
     from rich.console import Console
     from rich.table import Table
 
-    first = reports[0].workload
-    title = f"{model} at {url}: prompts of {first.prompt_tokens} words, {first.max_tokens} tokens out"
-    table = Table(title=title, caption="TTFT, ITL, TPOT and E2E in ms: p50 / p90 / p99")
-    for heading in (
-        "at once",
-        "ok",
-        "failed",
-        "req/s",
-        "out tok/s",
-        "all tok/s",
-        "cached",
-        *map(str.upper, _LATENCIES),
-    ):
-        table.add_column(heading, justify="right")
-    for report in reports:
-        row = report.summary()
-        rates = (row["requests_per_second"], row["output_tokens_per_second"], row["total_tokens_per_second"])
-        table.add_row(
-            str(row["concurrency"]),
-            str(row["requests"] - row["failed"]),
-            str(row["failed"]),
-            *(f"{rate:.1f}" for rate in rates),
-            f"{row['cached_tokens'] / max(1, row['prompt_tokens']):.0%}",
-            *(_milliseconds(row[name]) for name in _LATENCIES),
-        )
+    load = reports[0].workload
+    rows = [report.summary() for report in reports]
+    table = Table(
+        title=f"{model} at {url}",
+        caption=f"prompts of {load.prompt_tokens} words, {load.max_tokens} tokens out; ms: p50 / p90 / p99",
+    )
+    table.add_column("at once")
+    for row in rows:
+        table.add_column(str(row["concurrency"]), justify="right")
+    table.add_row("requests", *(str(row["requests"]) for row in rows))
+    table.add_row("failed", *(str(row["failed"]) for row in rows))
+    table.add_row("requests/s", *(f"{row['requests_per_second']:.2f}" for row in rows))
+    table.add_row("output tokens/s", *(f"{row['output_tokens_per_second']:.1f}" for row in rows))
+    table.add_row("all tokens/s", *(f"{row['total_tokens_per_second']:.1f}" for row in rows))
+    table.add_row("prompt cached", *(f"{row['cached_tokens'] / max(1, row['prompt_tokens']):.0%}" for row in rows))
+    for name in _LATENCIES:
+        table.add_row(name.upper(), *(_milliseconds(row[name]) for row in rows))
     console = Console()
-    console.print(table, width=max(console.width, 140) if not console.is_terminal else None)
-    for text in sorted({text for report in reports for text in report.summary()["errors"]}):
+    console.print(table)
+    for text in sorted({text for row in rows for text in row["errors"]}):
         console.print(f"failed: {text}", style="red", markup=False)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from engine.server.cli.chat import command

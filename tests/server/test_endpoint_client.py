@@ -62,7 +62,7 @@ def test_the_key_is_sent(serving: Any) -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(EndpointError, match="no server answers at http://127.0.0.1:1"):
+    with pytest.raises(EndpointError, match=r"no server answers at http://127\.0\.0\.1:1"):
         asyncio.run(Endpoint("127.0.0.1:1").first_model())
     with pytest.raises(EndpointError, match="is no URL"):
         Endpoint("ftp://x")
