@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -90,7 +92,6 @@ class _Assembly:
 
     def build(self) -> Assembled:
         composition, config = self.composition, self.config
-        torch.set_num_threads(self.threads)
         backend = self._attention()
         layout = backend.kv_layout()
         num_pages = self._count_pages(layout)
@@ -102,14 +103,16 @@ class _Assembly:
                 max_context,
             )
         profile = replace(composition.profile, max_context=max_context)
-        model, digest = self._model(profile)
+        self._check_memory(profile)
+        weights = self._open_weights()
         engine_id = uuid.uuid4().hex
-        connectors = self._connectors(layout, num_pages, digest, engine_id)
+        connectors = self._connectors(layout, num_pages, weights.digest(), engine_id)
         self.report("allocating KV", 0.0, f"{num_pages} pages of {self.page_size} tokens")
         pool = self._pool(layout, num_pages, connectors)
         drafter = self._drafter(profile)
-        runner = self._runner(model, backend, pool, drafter, max_context)
-        executor = self.choices["executor"].build(make_runner=lambda: self._warmed(runner))
+        executor = self.choices["executor"].build(
+            make_runner=lambda: self._runner(profile, weights, backend, pool, drafter)
+        )
         cache = self.choices["kv_cache"].build(num_pages=num_pages, page_size=self.page_size)
         observation = Observation([choice.build() for choice in composition.observers])
         handover = self._handover(connectors, pool, engine_id)
@@ -169,36 +172,34 @@ class _Assembly:
             max_context=self.composition.max_context,
         )
 
-    def _model(self, profile: ModelProfile) -> tuple[Model, str]:
-        """The model with its weights in memory, and the digest that names them."""
-        composition = self.composition
-        needed = profile.parameters * self.dtype.itemsize
-        if needed > composition.device.memory_bytes:
+    def _check_memory(self, profile: ModelProfile) -> None:
+        device, needed = self.composition.device, profile.parameters * self.dtype.itemsize
+        if needed > device.memory_bytes:
             raise ResourceError(
-                f"the weights take {needed / 2**20:,.0f} MiB in {composition.dtype}, but {composition.device.name} has "
-                f"{composition.device.memory_bytes / 2**20:,.0f} MiB free; use a smaller model or dtype"
+                f"the weights take {needed / 2**20:,.0f} MiB in {self.composition.dtype}, but {device.name} has "
+                f"{device.memory_bytes / 2**20:,.0f} MiB free; use a smaller model or dtype"
             )
-        config = dict(composition.model_config)
-        loader = self.choices["loader"].build()
-        try:
-            weights: WeightSource = loader.open(composition.model_path, config)
-            reported = ReportedWeights(weights, lambda share: self.report("loading weights", share, ""))
-            try:
-                model: Model = self.choices["model"].build(
-                    config=config,
-                    profile=profile,
-                    weights=reported,
-                    linears=self.choices["quantization"].build(device=composition.device, dtype=self.dtype),
-                    ops=select(composition.device, self.dtype),
-                    device=self.device,
-                    dtype=self.dtype,
-                )
-                return model, weights.digest()
-            finally:
-                weights.close()
-        except (OSError, ValueError, KeyError) as error:
-            text = error.args[0] if isinstance(error, KeyError) and error.args else error
-            raise ResourceError(f"the weights at {composition.model_path} can't be loaded: {text}") from error
+
+    def _open_weights(self) -> WeightSource:
+        path, config = self.composition.model_path, dict(self.composition.model_config)
+        with _named_failures(path):
+            weights: WeightSource = self.choices["loader"].build().open(path, config)
+        return weights
+
+    def _model(self, profile: ModelProfile, weights: WeightSource) -> Model:
+        """The model with its weights in memory; the source is closed."""
+        reported = ReportedWeights(weights, lambda share: self.report("loading weights", share, ""))
+        with _named_failures(self.composition.model_path), closing(reported):
+            model: Model = self.choices["model"].build(
+                config=dict(self.composition.model_config),
+                profile=profile,
+                weights=reported,
+                linears=self.choices["quantization"].build(device=self.composition.device, dtype=self.dtype),
+                ops=select(self.composition.device, self.dtype),
+                device=self.device,
+                dtype=self.dtype,
+            )
+        return model
 
     def _connectors(self, layout: KVLayout, num_pages: int, digest: str, engine_id: str) -> list[KVConnector]:
         schema = KVSchema(
@@ -223,8 +224,6 @@ class _Assembly:
         return cut_pool(layout, self.composition.profile.layers, num_pages, self.device, memory)
 
     def _handover(self, connectors: Sequence[KVConnector], pool: KVPool, engine_id: str) -> Handover:
-        import time
-
         links = []
         for connector, section in zip(connectors, self.config.kv_connectors, strict=True):
             connector.start(pool, self.wake)
@@ -248,25 +247,42 @@ class _Assembly:
         return Drafter(speculator, max_draft=self.config.speculator.max_draft, vocab_size=profile.vocab_size)
 
     def _runner(
-        self, model: Model, backend: AttentionBackend, pool: KVPool, drafter: Drafter | None, max_context: int
+        self,
+        profile: ModelProfile,
+        weights: WeightSource,
+        backend: AttentionBackend,
+        pool: KVPool,
+        drafter: Drafter | None,
     ) -> Runner:
-        return Runner(
-            model,
+        """Load the model and run once, on the thread that will run the steps.
+
+        The weights are made there too: a thread that has run one parallel operation keeps a pool of OpenMP threads, and
+        with two such pools the threads of neither spin for work any more (one stream then takes 14 ms a step, not 8).
+        """
+        torch.set_num_threads(self.threads)  # kept per thread
+        runner = Runner(
+            self._model(profile, weights),
             backend,
             pool,
             page_size=self.page_size,
             slots=self.config.scheduler.max_running,
-            max_len=max_context + (self.config.speculator.max_draft if drafter else 0),
+            max_len=profile.max_context + (self.config.speculator.max_draft if drafter else 0),
             device=self.device,
             taps=drafter.speculator.taps() if drafter else None,
         )
-
-    def _warmed(self, runner: Runner) -> Any:
-        """On the runner's thread: set what torch keeps per thread, and run once so that no request pays for it."""
-        torch.set_num_threads(self.threads)
         self.report("warming up", 0.0, "")
         runner.warm_up()
         return runner
+
+
+@contextmanager
+def _named_failures(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a checkpoint is told with its path."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise ResourceError(f"the weights at {path} can't be loaded: {text}") from error
 
 
 __all__ = ["Assembled", "Report", "assemble"]
