@@ -67,9 +67,6 @@ class ModelSection(Section):
     chat_template: str | None = Field(
         default=None, description="Jinja text that replaces the checkpoint's chat template."
     )
-    trust_remote_code: bool = Field(
-        default=False, description="Let the transformers fallback run the checkpoint's own code."
-    )
 
 
 class DeviceSection(Section):
