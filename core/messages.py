@@ -103,6 +103,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
     stop_token: int | None = None  # the stop token id that ended it, unless it was an ordinary end of sequence
     error: str = ""  # with `error`: a sentence for the client
     refused: bool = False  # with `error`: never admitted (queue full); may be retried
+    invalid: bool = False  # with `error`: never admitted, and never will be: the request itself is at fault
     cached_tokens: int = 0  # prompt tokens that were not computed; valid from the first output on
     kv_transfer: dict[str, Any] | None = None  # with a finish: handle for the consumer
 

@@ -45,7 +45,7 @@ async def answer(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]
         max_stop=state.config.server.max_stop,
     )
     prompt = await chat_prompt(tokenizer, body, state.config.model.chat_template)
-    jobs = choices(body, tokenizer, ready, [prompt], params, state.config.server.max_n)
+    jobs = choices(body, tokenizer, ready, [prompt], params, state.config)
     reply = _Reply(state.model, tokenizer, body, prompt, len(jobs))
     deltas = generate(state, jobs)
     return reply.stream(deltas) if body.stream else reply.whole(deltas)

@@ -50,7 +50,7 @@ async def answer(state: ServerState, body: CompletionRequest) -> AsyncGenerator[
     given = split_prompts(body.prompt, tokenizer.vocab_size)
     special = body.add_special_tokens is not False
     prompts = [p if isinstance(p, list) else await encode(tokenizer, p, special) for p in given]
-    jobs = choices(body, tokenizer, ready, prompts, params, limits.max_n)
+    jobs = choices(body, tokenizer, ready, prompts, params, state.config)
     echoes = [tokenizer.decode(p, skip_special_tokens=False) if isinstance(p, list) else p for p in given]
     made = [_Choice(i, tokenizer, body, prompts[i // n], echoes[i // n] if body.echo else "") for i in range(len(jobs))]
     reply = _Reply(state.model, body, made, n, prompts)

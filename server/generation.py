@@ -11,7 +11,7 @@ from typing import Any
 from engine.errors import EngineError
 from engine.messages import FinishReason, Output
 from engine.sampling_params import SamplingParams
-from engine.server.errors import ApiError
+from engine.server.errors import ApiError, bad_request
 from engine.server.state import ServerState
 from engine.server.text import ChoiceText, Delta
 
@@ -37,7 +37,8 @@ async def generate(state: ServerState, jobs: Sequence[tuple[Job, ChoiceText]]) -
     Closing the iterator, or an error of one choice, aborts all.
 
     Raises:
-        ApiError: 429 when the queue is full, 500 when the engine failed on the request, 503 when it stops.
+        ApiError: 400 when the engine finds fault with the request, 429 when its queue is full, 500 when it failed on
+            the request, 503 when it stops.
     """
     streams = [_choice(state, job, text) for job, text in jobs]
     merged = streams[0] if len(streams) == 1 else _merge(streams)
@@ -84,6 +85,8 @@ def _raise_failure(output: Output, dead: str | None) -> None:
         raise ApiError(503, dead or "the engine gave up this request while stopping")
     if output.refused:
         raise ApiError(429, output.error, code="queue_full", retry_after=_RETRY_FULL)
+    if output.invalid:
+        raise bad_request(output.error)
     raise ApiError(500, output.error)
 
 

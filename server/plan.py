@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.config.model import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.messages import Ready
 from engine.sampling_params import SamplingParams
@@ -53,21 +54,26 @@ class Usage:
 
 
 def choices(
-    body: Generate, tokenizer: Tokenizer, ready: Ready, prompts: Sequence[list[int]], params: SamplingParams, max_n: int
+    body: Generate,
+    tokenizer: Tokenizer,
+    ready: Ready,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    config: EngineConfig,
 ) -> list[tuple[Job, ChoiceText]]:
     """One job of the core for every choice: k prompts times n, the choices of one prompt side by side.
 
     Raises:
         ApiError: 400 when a prompt doesn't fit, or the request asks for more than can be queued.
     """
-    n = choices_per_prompt(body, max_n)
+    n = choices_per_prompt(body, config.server.max_n)
     most = ready.max_running + ready.max_waiting
     if len(prompts) * n > most:
         raise bad_request(
             f"the request asks for {len(prompts) * n} answers at once, but at most {most} can be queued here", "prompt"
         )
     priority = _priority(body.priority)
-    transfer = _transfer(body.kv_transfer_params)
+    transfer = _transfer(body.kv_transfer_params, {connector.role for connector in config.kv_connectors})
     batch = uuid.uuid4().hex
     made = []
     for i, prompt in enumerate(prompts):
@@ -115,12 +121,16 @@ def _priority(priority: int | None) -> int:
     return priority or 0
 
 
-def _transfer(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+def _transfer(fields: dict[str, Any] | None, roles: Set[str]) -> dict[str, Any] | None:
+    """The parameters of a transfer; the core judges the handle, which only its connectors understand."""
     if fields is None:
         return None
-    tokens = fields.get("remote_num_tokens")
-    if fields.get("do_remote_prefill") and fields.get("handle") and (type(tokens) is not int or tokens < 0):
-        raise bad_request("kv_transfer_params.remote_num_tokens must be a number of tokens", "kv_transfer_params")
+    for flag, role in (("do_remote_decode", "producer"), ("do_remote_prefill", "consumer")):
+        if fields.get(flag) and not roles & {role, "both"}:
+            raise bad_request(
+                f"kv_transfer_params asks for {flag}, but this server has no KV connector with the role {role} or both",
+                "kv_transfer_params",
+            )
     try:
         msgspec.msgpack.encode(fields)
     except (OverflowError, RecursionError, msgspec.MsgspecError):

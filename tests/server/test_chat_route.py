@@ -168,7 +168,7 @@ def test_kv_transfer_parameters_pass_in_and_out(serving: Any, chunks: Chunks) ->
     def script(call: Call) -> list[Output]:
         return [Output("", token_ids=[97], finish_reason=FinishReason.LENGTH, kv_transfer=handle, cached_tokens=5)]
 
-    live = serving(script)
+    live = serving(script, overrides=("kv_connectors=[local]",))
     reply = live.chat(kv_transfer_params={"do_remote_decode": True}, max_tokens=1, cache_salt="s").json()
     assert reply["kv_transfer_params"] == handle
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}

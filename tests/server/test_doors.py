@@ -158,7 +158,11 @@ def test_a_route_of_a_plugin_stands_behind_the_key(serving: Any) -> None:
 
 def test_a_route_of_a_plugin_may_not_take_our_path(live: Any) -> None:
     router = APIRouter()
-    router.add_api_route("/metrics", dict)
+
+    def endpoint() -> None:
+        return None
+
+    router.add_api_route("/metrics", endpoint)
     with pytest.raises(ConfigError, match="'greedy', whose path /metrics exists already"):
         create_app(live.state, [("greedy", router)])
 

@@ -60,6 +60,12 @@ def test_a_full_queue_is_a_plain_429_also_for_streams(serving: Any) -> None:
         assert response.headers["retry-after"] == "1"
 
 
+def test_a_fault_that_only_the_core_sees_is_a_400(serving: Any) -> None:
+    bad = Output("", finish_reason=FinishReason.ERROR, error="the handle is malformed", invalid=True)
+    live = serving(lambda call: [bad])
+    assert live.error(live.complete(stream=True))["message"] == "the handle is malformed"
+
+
 def test_one_refused_choice_ends_the_others(serving: Any) -> None:
     def script(call: Call) -> list[Output]:
         if call.request_id.endswith("-1"):
