@@ -58,7 +58,10 @@ class Observation:
             self._wake.notify()
         self._thread.join()
         for observer in self._observers:
-            observer.close()
+            try:
+                observer.close()
+            except Exception:  # the others must be closed too
+                log.exception("the observer %s failed to close", type(observer).__name__)
         if self.dropped:
             log.warning("%d request events were dropped, since the observers were too slow", self.dropped)
 
