@@ -13,8 +13,8 @@ from engine.messages import TokenLogprobs
 from engine.server.errors import bad_request
 from engine.server.generation import generate
 from engine.server.logprobs import CompletionLogprobs
-from engine.server.plan import Usage, check_common, choices, choices_per_prompt
-from engine.server.prompts import encode, split_prompts
+from engine.server.plan import Usage, check_common, check_count, choices, choices_per_prompt
+from engine.server.prompts import completion_prompts, split_prompts
 from engine.server.protocol import CompletionRequest
 from engine.server.responses import DONE, event
 from engine.server.sampling import sampling_params
@@ -49,9 +49,9 @@ async def answer(state: ServerState, body: CompletionRequest) -> AsyncGenerator[
     )
     given = split_prompts(body.prompt, tokenizer.vocab_size)
     special = body.add_special_tokens is not False
-    prompts = [p if isinstance(p, list) else await encode(tokenizer, p, special) for p in given]
+    check_count(len(given) * n, ready)
+    prompts, echoes = await completion_prompts(tokenizer, given, special)
     jobs = choices(body, tokenizer, ready, prompts, params, state.config)
-    echoes = [tokenizer.decode(p, skip_special_tokens=False) if isinstance(p, list) else p for p in given]
     made = [_Choice(i, tokenizer, body, prompts[i // n], echoes[i // n] if body.echo else "") for i in range(len(jobs))]
     reply = _Reply(state.model, body, made, n, prompts)
     deltas = generate(state, jobs)

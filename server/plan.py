@@ -64,14 +64,10 @@ def choices(
     """One job of the core for every choice: k prompts times n, the choices of one prompt side by side.
 
     Raises:
-        ApiError: 400 when a prompt doesn't fit, or the request asks for more than can be queued.
+        ApiError: 400 when a prompt doesn't fit, or more answers are asked for than can be queued.
     """
     n = choices_per_prompt(body, config.server.max_n)
-    most = ready.max_running + ready.max_waiting
-    if len(prompts) * n > most:
-        raise bad_request(
-            f"the request asks for {len(prompts) * n} answers at once, but at most {most} can be queued here", "prompt"
-        )
+    check_count(len(prompts) * n, ready)
     priority = _priority(body.priority)
     transfer = _transfer(body.kv_transfer_params, {connector.role for connector in config.kv_connectors})
     batch = uuid.uuid4().hex
@@ -100,6 +96,15 @@ def choices_per_prompt(body: Generate, max_n: int) -> int:
     if not 1 <= n <= max_n:
         raise bad_request(f"n must lie between 1 and {max_n}, not {n}", "n")
     return n
+
+
+def check_count(answers: int, ready: Ready) -> None:
+    """Refuse a request whose answers could never be queued together."""
+    most = ready.max_running + ready.max_waiting
+    if answers > most:
+        raise bad_request(
+            f"prompt and n ask for {answers} answers at once, but at most {most} can be queued here", "prompt"
+        )
 
 
 def check_common(body: Generate) -> None:
@@ -138,4 +143,4 @@ def _transfer(fields: dict[str, Any] | None, roles: Set[str]) -> dict[str, Any] 
     return fields
 
 
-__all__ = ["Usage", "check_common", "choices", "choices_per_prompt"]
+__all__ = ["Usage", "check_common", "check_count", "choices", "choices_per_prompt"]

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
     from engine.tokenizer import Tokenizer
 
 _INLINE_CHARACTERS = 4096
-"""Longer texts are tokenized on a thread, so that the event loop goes on serving others."""
+"""More text is tokenized on a thread, so that the event loop goes on serving others."""
 
 _OURS = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "template"})
 """Variables of the template that a request can't set through `chat_template_kwargs`."""
 
 
-async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Tokenize without holding up the event loop."""
-    if len(text) <= _INLINE_CHARACTERS:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+async def encode(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    """Tokenize each text, without holding up the event loop."""
+
+    def work() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return work() if sum(map(len, texts)) <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
 def chat_text(
@@ -66,10 +68,11 @@ async def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, template: str | N
     """The tokens of a chat request. Raises as `chat_text` and `check_tools` do."""
     tools = check_tools(body.tools or [], body.tool_choice)
     text = chat_text(tokenizer, body.messages, tools, body, template)
-    return await encode(tokenizer, text, bool(body.add_special_tokens))
+    (prompt,) = await encode(tokenizer, [text], bool(body.add_special_tokens))
+    return prompt
 
 
-def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str | list[int]]:
+def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str] | list[list[int]]:
     """The prompts of a completion request: one text, texts, one list of token ids, or lists of token ids.
 
     Raises:
@@ -88,6 +91,17 @@ def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str | list[i
     raise bad_request(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists", "prompt"
     )
+
+
+async def completion_prompts(
+    tokenizer: Tokenizer, prompts: list[str] | list[list[int]], add_special_tokens: bool
+) -> tuple[list[list[int]], list[str]]:
+    """The tokens of each prompt, and the text that echoes it: texts come back as they were sent."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return await encode(tokenizer, texts, add_special_tokens), texts
+    ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+    return ids, [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in ids]
 
 
 def _are_ids(items: list[Any]) -> TypeGuard[list[int]]:
@@ -127,4 +141,4 @@ def room(prompt: Sequence[int], asked: int | None, min_tokens: int, max_context:
     return left if asked is None else min(asked, left)
 
 
-__all__ = ["chat_prompt", "chat_text", "encode", "room", "split_prompts"]
+__all__ = ["chat_prompt", "chat_text", "completion_prompts", "encode", "room", "split_prompts"]

@@ -88,7 +88,7 @@ def _add_tokens(router: APIRouter, state: ServerState) -> None:
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
-        tokens = await encode(tokenizer, text, special)
+        (tokens,) = await encode(tokenizer, [text], special)
         found = {"count": len(tokens), "max_model_len": ready.max_context, "tokens": tokens}
         if body.return_token_strs:
             found["token_strs"] = [tokenizer.token_text(token) for token in tokens]

@@ -197,6 +197,11 @@ def test_a_prompt_that_is_too_long_is_told_both_numbers(live: Any) -> None:
     assert live.complete("x" * 255, max_tokens=9).json()["usage"]["completion_tokens"] == 1
 
 
+def test_more_answers_than_can_be_queued_are_refused_before_they_are_tokenized(live: Any) -> None:
+    message = live.error(live.complete(["x" * 1000] * 7, n=2))["message"]
+    assert message == "prompt and n ask for 14 answers at once, but at most 12 can be queued here"
+
+
 def test_long_texts_are_counted_too(live: Any) -> None:
     assert "9000 tokens" in live.error(live.complete("x" * 9000))["message"]
 

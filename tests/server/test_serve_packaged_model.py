@@ -1,0 +1,71 @@
+"""`engine serve` and `engine chat` with the packaged model, from the outside."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = [sys.executable, "-c", "from engine.server.cli.main import main; main()"]
+CAT = "Repeat after me: the cat sat on the mat."
+ANSWER = "The cat sat on the mat."
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    """A server, which must end with 0 when it is told to."""
+    process = subprocess.Popen([*PROGRAM, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().rpartition(" ")[2].strip()
+        assert httpx.get(f"{url}/health/live", trust_env=False).status_code == 200
+        while httpx.get(f"{url}/health/ready", trust_env=False).status_code == 503:
+            assert process.poll() is None
+            time.sleep(0.1)
+        yield url
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def client(base: str) -> Iterator[openai.OpenAI]:
+    with httpx.Client(trust_env=False) as http:
+        yield openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, http_client=http)
+
+
+def test_the_official_client_gets_the_right_answer(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": CAT}]
+    reply = client.chat.completions.create(model=model.id, messages=messages, temperature=0)
+    assert reply.choices[0].message.content == ANSWER
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == 41
+    stream = client.chat.completions.create(model=model.id, messages=messages, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == ANSWER
+
+
+def test_a_repeated_prompt_is_reported_as_cached(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    prompt = " ".join(f"Item {i} weighs {i * 7} grams." for i in range(40))
+    usages = [client.completions.create(model=model.id, prompt=prompt, max_tokens=1).usage for _ in range(2)]
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in usages if usage and usage.prompt_tokens_details]
+    assert cached[0] == 0
+    assert usages[1] is not None
+    assert (cached[1] or 0) > usages[1].prompt_tokens * 0.9
+
+
+def test_chat_starts_a_server_of_its_own() -> None:
+    command = [*PROGRAM, "chat", "--temperature", "0"]
+    result = subprocess.run(command, input=CAT + "\n", capture_output=True, text=True, timeout=200)
+    assert (result.returncode, result.stdout) == (0, ANSWER + "\n")
