@@ -260,7 +260,24 @@ COMPLETION = {
     "logit_bias": {"5": 1},
     "allowed_token_ids": [1, 2],
 }
-ODD = [None, True, 0, -1, 2**70, 1.5, "", "x", "\0", [], [[]], [None], {}, {"": None}, {"self": 1, "messages": 2}, [{}]]
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1.5,
+    "",
+    "x",
+    "\0",
+    [],
+    [[]],
+    [None],
+    {},
+    {"": None},
+    {"self": 1, "messages": 2},
+    [{}],
+]
 
 
 def mutated(value: Any, rng: random.Random) -> Any:

@@ -70,7 +70,7 @@ def test_one_refused_choice_ends_the_others(serving: Any) -> None:
     def script(call: Call) -> list[Output]:
         if call.request_id.endswith("-1"):
             return [Output("", finish_reason=FinishReason.ERROR, error="the queue is full", refused=True)]
-        return ENDLESS(call)
+        return [*ENDLESS(call)]
 
     live = serving(script)
     live.error(live.complete(n=3, max_tokens=200), 429)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -14,7 +13,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def client(live: Any) -> Iterator[openai.OpenAI]:
-    with httpx.Client(trust_env=False) as http:
+    with openai.DefaultHttpxClient(trust_env=False) as http:
         yield openai.OpenAI(base_url=f"{live.base}/v1", api_key="none", max_retries=0, http_client=http)
 
 

@@ -40,7 +40,7 @@ def base() -> Iterator[str]:
 
 @pytest.fixture
 def client(base: str) -> Iterator[openai.OpenAI]:
-    with httpx.Client(trust_env=False) as http:
+    with openai.DefaultHttpxClient(trust_env=False) as http:
         yield openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, http_client=http)
 
 
