@@ -220,6 +220,18 @@ class KVCacheConformance(OfferConformance):
         assert cache.block_table("a") == head
         cache.check()
 
+    def test_trim_before_the_commit(self) -> None:
+        """Tokens that a request was opened with, but that were given up, leave no trace."""
+        cache = self.reusing()
+        cache.open("a", [1] * 9)
+        assert cache.allocate("a", 8)
+        cache.trim("a", 2)
+        assert cache.allocate("a", 8)
+        cache.commit("a", [1, 1, *[2] * 6], 8)
+        assert cache.match([1] * 9) == NOTHING
+        assert cache.match([1, 1, *[2] * 7]).pages == cache.block_table("a")
+        cache.check()
+
     def test_trim_into_committed_pages(self) -> None:
         """They stay matchable, and the request may go another way from there."""
         cache = self.reusing()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 
 from engine.specs.kv_cache import KVCache, KVCacheStats, PrefixMatch
@@ -28,9 +28,8 @@ class Table:
     """What an open request owns."""
 
     root: bytes
-    pages: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)  # of its first pages, as far as they were needed
-    committed: int = 0  # pages
+    pages: list[int]
+    keys: list[bytes]  # of its committed pages, the first ones
 
 
 class PagedKVCache(KVCache):
@@ -50,20 +49,21 @@ class PagedKVCache(KVCache):
 
     def match(self, tokens: Sequence[int], salt: str = "") -> PrefixMatch:
         """See `KVCache.match`."""
-        return self._match(Table(_root(salt)), tokens)
+        _, pages = self._find(_root(salt), tokens)
+        return PrefixMatch(pages, len(pages) * self.page_size)
 
     def open(self, request_id: str, tokens: Sequence[int], salt: str = "") -> PrefixMatch:
         """See `KVCache.open`."""
         if request_id in self._tables:
             raise ValueError(f"request {request_id!r} is open in the KV cache already; close it first")
-        table = self._tables[request_id] = Table(_root(salt))
-        found = self._match(table, tokens)
-        for page in found.pages:
+        root = _root(salt)
+        keys, pages = self._find(root, tokens)
+        for page in pages:
             if not self._refs[page]:
                 del self._idle[page]
             self._refs[page] += 1
-        table.pages += found.pages
-        table.committed = len(found.pages)
+        self._tables[request_id] = Table(root, pages, keys)
+        found = PrefixMatch(list(pages), len(pages) * self.page_size)
         self._lookups += len(tokens)
         self._hits += found.num_tokens
         return found
@@ -87,14 +87,14 @@ class PagedKVCache(KVCache):
     def commit(self, request_id: str, tokens: Sequence[int], num_computed: int) -> None:
         """See `KVCache.commit`. A page whose key another page has already stays private to its request."""
         table = self._table(request_id)
-        full = num_computed // self.page_size
-        if full <= table.committed or not self.prefix_caching:
+        done, full = len(table.keys), num_computed // self.page_size
+        if full <= done or not self.prefix_caching:
             return
-        self._extend_keys(table, tokens, full)
-        for key, page in zip(table.keys[table.committed : full], table.pages[table.committed : full], strict=True):
+        for key in self._chain(table.keys[-1] if done else table.root, tokens, done, full):
+            page = table.pages[len(table.keys)]
             if self._index.setdefault(key, page) == page:
                 self._keys[page] = key
-        table.committed = full
+            table.keys.append(key)
 
     def trim(self, request_id: str, num_tokens: int) -> None:
         """See `KVCache.trim`."""
@@ -141,23 +141,20 @@ class PagedKVCache(KVCache):
         assert all(self._keys[page] is None for page in self._free), "a free page has a key"
         assert all(self._keys[page] is not None for page in self._idle), "a cached page has no key"
         for name, table in self._tables.items():
-            assert table.committed <= len(table.pages), f"request {name!r} committed more pages than it has"
+            assert len(table.keys) <= len(table.pages), f"request {name!r} committed more pages than it has"
 
-    def _match(self, table: Table, tokens: Sequence[int]) -> PrefixMatch:
-        """Walk the pages of `tokens`, leaving their keys in the table, until one is not to be found."""
+    def _find(self, root: bytes, tokens: Sequence[int]) -> tuple[list[bytes], list[int]]:
+        """Keys and pages of the longest prefix that is there, leaving one token at least."""
+        keys: list[bytes] = []
         pages: list[int] = []
-        if self.prefix_caching:
-            for key in self._chain(table.root, tokens, 0, (len(tokens) - 1) // self.page_size):
-                table.keys.append(key)
-                page = self._index.get(key)
-                if page is None:
-                    break
-                pages.append(page)
-        return PrefixMatch(pages, len(pages) * self.page_size)
-
-    def _extend_keys(self, table: Table, tokens: Sequence[int], count: int) -> None:
-        done = len(table.keys)
-        table.keys += self._chain(table.keys[-1] if done else table.root, tokens, done, count)
+        last = (len(tokens) - 1) // self.page_size if self.prefix_caching else 0
+        for key in self._chain(root, tokens, 0, last):
+            page = self._index.get(key)
+            if page is None:
+                break
+            keys.append(key)
+            pages.append(page)
+        return keys, pages
 
     def _chain(self, key: bytes, tokens: Sequence[int], first: int, last: int) -> Iterator[bytes]:
         """Keys of the pages first, …, last - 1, where `key` is that of the page before."""
@@ -177,7 +174,6 @@ class PagedKVCache(KVCache):
                 else:
                     self._idle[page] = None
         del table.keys[count:]
-        table.committed = min(table.committed, count)
 
     def _evict(self) -> int:
         self._evicted += 1
