@@ -156,6 +156,8 @@ class Consumer(Loop):
     def _attend(self, fetch: _Fetch, now: float) -> None:
         """Whatever a fetch needs but copying: a connection, a renewal, an end."""
         if fetch.cancelled:
+            if fetch.channel is None:
+                self._connect(fetch)  # to tell the producer, who would wait for its lease otherwise
             self._end(fetch, "cancelled")
         elif fetch.grant is not None and not fetch.confirming:
             if fetch.channel is not None and fetch.renew_at <= now:

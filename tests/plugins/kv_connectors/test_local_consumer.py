@@ -102,9 +102,12 @@ class Impostor:
             pass
         return message
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         if self.channel is not None:
             self.channel.close()
+
+    def close(self) -> None:
+        self.hang_up()
         self.listener.close()
         self.grid = Grid([])
         self.pool = []
@@ -315,7 +318,7 @@ def test_long_fetches_are_copied_in_slices_and_renewed(impostor: Impostor, monke
     channel.send(
         impostor.grant(pages=pages, digests=impostor.grid.digests(pages), lease_seconds=0.0), impostor.memory.file
     )
-    heard = []
+    heard: list[object] = []
     while not heard or heard[-1] != Done():
         heard += channel.receive()
     assert Renew() in heard
@@ -349,6 +352,17 @@ def test_cancel_between_slices_stops_the_writing(impostor: Impostor, monkeypatch
     assert end.read([2]) == before
     assert impostor.hear_last() == Cancel("cancelled")
     end.close()
+
+
+def test_cancel_before_the_connection_still_tells_the_producer(end: End, impostor: Impostor) -> None:
+    for i in range(30):  # whether the thread was first or the cancel
+        end.fetch(f"r{i}", impostor.handle(), [1, 2])
+        end.cancel(f"r{i}")
+        assert failure(end, f"r{i}") == "cancelled"
+        impostor.accept()
+        assert impostor.hear() == Open("secret", 0, 2)
+        assert impostor.hear() == Cancel("cancelled")
+        impostor.hang_up()
 
 
 def test_cancel_after_the_end_was_reached_but_not_polled(end: End, impostor: Impostor) -> None:

@@ -55,10 +55,9 @@ def frame(message: object) -> bytes:
 
 def test_messages_arrive_in_order(pair: tuple[Channel, Channel]) -> None:
     consumer, producer = pair
-    said = [Open("t", 0, 2), Renew(), Done(), Cancel("tired")]
-    for message in said:
+    for message in (Open("t", 0, 2), Renew(), Done(), Cancel("tired")):
         consumer.send(message)
-    assert producer.receive() == said
+    assert producer.receive() == [Open("t", 0, 2), Renew(), Done(), Cancel("tired")]
     for answer in (GRANT, Refuse("no"), Ack()):
         producer.send(answer)
     assert consumer.receive() == [GRANT, Refuse("no"), Ack()]

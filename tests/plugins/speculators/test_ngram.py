@@ -154,4 +154,4 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match="max_match 2 is below min_match 3"):
         ngram.NgramOptions(min_match=3, max_match=2)
     with pytest.raises(ValidationError, match="min_match"):
-        ngram.NgramOptions(min_match=0)
+        ngram.NgramOptions.model_validate({"min_match": 0})
