@@ -120,22 +120,16 @@ def test_lost_consumer_releases_at_once(wire: Scripted) -> None:
     assert ledger.totals[TransferState.RELEASED] == 1
 
 
-def test_fetched(wire: Scripted) -> None:
+def test_fetched_and_failed_with_its_reason(wire: Scripted) -> None:
     ledger, _ = make(wire)
-    ledger.fetch("r", {"num_tokens": 4, "via": {"c0": {}}}, [7], 0)
-    (transfer_id,) = wire.fetching
-    assert ledger.rows()[0].state is TransferState.FETCHING
-    wire.say(EventKind.FETCHED, transfer_id)
-    assert ledger.advance(0.0) == ([], ["r"], [])
+    for request_id in ("good", "bad"):
+        ledger.fetch(request_id, {"num_tokens": 4, "via": {"c0": {}}}, [7], 0)
+    assert [row.state for row in ledger.rows()] == [TransferState.FETCHING] * 2
+    good, bad = wire.fetching
+    wire.say(EventKind.FETCHED, good)
+    wire.say(EventKind.FETCH_FAILED, bad, "digest of page 0 differs")
+    assert ledger.advance(0.0) == ([], ["good"], [("bad", "digest of page 0 differs")])
     assert ledger.rows() == []
-
-
-def test_fetch_that_fails_says_why(wire: Scripted) -> None:
-    ledger, _ = make(wire)
-    ledger.fetch("r", {"num_tokens": 4, "via": {"c0": {}}}, [7], 0)
-    (transfer_id,) = wire.fetching
-    wire.say(EventKind.FETCH_FAILED, transfer_id, "digest of page 0 differs")
-    assert ledger.advance(0.0).failed == [("r", "digest of page 0 differs")]
 
 
 @pytest.mark.parametrize("last_word", [EventKind.FETCHED, EventKind.FETCH_FAILED])

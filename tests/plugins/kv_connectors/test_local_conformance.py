@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.plugins.kv_connectors import local
 from engine.testing.kv_connector import KVConnectorConformance
+from engine.testing.offer import CPU
 
 
 class TestLocal(KVConnectorConformance):
     (offer,) = local.kv_connectors()
     module = "engine.plugins.kv_connectors.local"
+
+
+def test_only_linux_has_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    (offer,) = local.kv_connectors()
+    assert offer.available(CPU) is None
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert offer.available(CPU) == "needs Linux, this is darwin"

@@ -396,12 +396,3 @@ def test_a_defect_fails_this_fetch_and_all_later_ones(
     assert "ends by a defect" in caplog.text
     end.fetch("s", impostor.handle(), [1, 2])
     assert "ZeroDivisionError" in failure(end, "s")
-
-
-def test_only_linux_has_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.testing.offer import CPU
-
-    (offer,) = local.kv_connectors()
-    assert offer.available(CPU) is None
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert offer.available(CPU) == "needs Linux, this is darwin"
