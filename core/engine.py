@@ -62,7 +62,7 @@ class Engine:
     def add(self, add: Add) -> Output | None:
         """Queue a request, or return the output that says why not."""
         if (fault := self._fault(add)) is not None:
-            return Output(add.request_id, finish_reason=FinishReason.ERROR, error=fault)
+            return Output(add.request_id, finish_reason=FinishReason.ERROR, error=fault, invalid=True)
         source = add.kv_transfer or {}
         limit = self.max_context - len(add.prompt)
         request = Request(

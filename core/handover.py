@@ -31,8 +31,14 @@ class Handover(Transfers):
             return True
         if not request.kv_export or reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return False
-        pages = self._scheduler.cache.block_table(request.id)[: -(-request.prompt_len // self._page_size)]
-        handle = self._ledger.publish(request.id, list(pages), request.prompt_len)
+        # A step in flight may still write behind the prompt in its last page, so only what is before it stands still.
+        tokens = (
+            request.prompt_len if not request.in_flight else request.prompt_len // self._page_size * self._page_size
+        )
+        if not tokens:
+            return False
+        pages = self._scheduler.cache.block_table(request.id)[: -(-tokens // self._page_size)]
+        handle = self._ledger.publish(request.id, list(pages), tokens)
         self._published[request.id] = {
             "do_remote_prefill": True,
             "do_remote_decode": False,

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.errors import EngineError
-from engine.messages import Abort, Add, Control, Failed, Outputs, Phase, Ready, Reply, Start, ToCore
+from engine.messages import Abort, Add, Control, Failed, Output, Outputs, Phase, Ready, Reply, Start, ToCore
 from engine.wire import frame, receive
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class CoreProcess:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._inbox: Inbox = queue.SimpleQueue()
+        self._load = 0, 0  # running and waiting requests, as last told
 
     def run(self) -> int:
         """Serve until told to stop or abandoned; returns the exit code."""
@@ -94,9 +95,14 @@ class CoreProcess:
     def _loop(self) -> None:
         engine = self._engine
         while self._take_messages():
-            outputs = engine.step()
-            if outputs:
-                self._send(Outputs(outputs, len(engine.scheduler.running), len(engine.scheduler.waiting)))
+            self._tell(engine.step())
+
+    def _tell(self, outputs: list[Output]) -> None:
+        """Send news of requests, or at least how many there are if that has changed (after an abort, say)."""
+        load = len(self._engine.scheduler.running), len(self._engine.scheduler.waiting)
+        if outputs or load != self._load:
+            self._load = load
+            self._send(Outputs(outputs, *load))
 
     def _take_messages(self) -> bool:
         """Handle what has arrived, waiting for something if there is nothing to compute. False ends the process."""
@@ -118,7 +124,7 @@ class CoreProcess:
                 return False
             case Add():
                 if (refusal := engine.add(message)) is not None:
-                    self._send(Outputs([refusal], len(engine.scheduler.running), len(engine.scheduler.waiting)))
+                    self._tell([refusal])
             case Abort(request_ids):
                 engine.abort(request_ids)
             case Control(verb="shutdown"):

@@ -243,6 +243,7 @@ def test_impossible_requests_are_refused_with_a_reason(prompt: list[int], params
     refusal = bench.add("bad", prompt, **params)
     assert refusal is not None
     assert words in refusal.error
+    assert refusal.invalid
     assert not refusal.refused
     bench.assert_empty()
 
