@@ -2,7 +2,7 @@
 
     python benchmarks/parity.py [--part I/N] [--threads 2] [--set KEY=VALUE …]
 
-{paged, radix} x {cold, prefix hit} x {chunk 64, unchunked} x {alone, 16 at once} x {n-gram off, on} x {preempted, not} x
+{paged, radix} x {cold, prefix hit} x {chunk 64, whole} x {alone, 16 at once} x {n-gram off, on} x {preempted, not} x
 {one process, prefill/decode pair}. Takes an hour on two cores; `--part 1/4` takes every fourth build, for machines that
 can run several at once. Ends with a table, and with exit code 1 if any prompt's tokens differ.
 """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def _failure(word: str) -> list[int]:
-    """Knuth-Morris-Pratt: for each prefix length, the length of its longest border (a proper prefix that is a suffix)."""
+    """Knuth-Morris-Pratt: for each prefix length, that of its longest border (a proper prefix that is a suffix)."""
     table = [0] * (len(word) + 1)
     length = 0
     for i in range(1, len(word)):

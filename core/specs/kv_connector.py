@@ -1,6 +1,6 @@
 """Extension point: KV connectors, which move a request's KV between engines.
 
-The core owns the life of a transfer: leases, deadlines, retries and the fall-back to recomputing. A connector only moves
+The core owns the life of a transfer: leases, deadlines, retries, the fall-back to recomputing. A connector only moves
 bytes and says what happened. All methods but `poll` return at once and are called on the scheduler's thread; the moving
 happens on the connector's own threads, which may touch only the pages they were told of.
 
