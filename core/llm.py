@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.messages import Add, FinishReason, Output
 from engine.registry import Registry
 from engine.sampling_params import SamplingParams
-from engine.stop import StopMatcher
+from engine.text import ChoiceText
 from engine.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -131,29 +131,25 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 class _Work:
-    """A completion in the making: tokens become text, and text is searched for stop strings."""
+    """A completion in the making."""
 
     def __init__(self, completion: Completion, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.completion = completion
-        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        self._stop = StopMatcher(params.stop, include=params.include_stop_str_in_output)
+        detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._text = ChoiceText(0, params, detokenizer, frozenset(tokenizer.eos_token_ids))
 
     def take(self, output: Output) -> bool:
         """Add news; True when a stop string ended the text although the engine would go on."""
         done = self.completion
         if done.finish_reason is not None:
             return False
-        done.cached_tokens = output.cached_tokens
-        for token in output.token_ids:
-            done.token_ids.append(token)
-            done.text += self._stop.push(self._detokenizer.push([token]))
-            if self._stop.matched is not None:
-                done.finish_reason = FinishReason.STOP
-                return output.finish_reason is None
-        if output.finish_reason is not None:
-            done.text += self._stop.push(self._detokenizer.flush()) + self._stop.flush()
-            done.finish_reason, done.kv_transfer = output.finish_reason, output.kv_transfer
-        return False
+        delta = self._text.feed(output)
+        done.text += delta.text
+        done.token_ids += delta.token_ids
+        done.cached_tokens, done.kv_transfer = delta.cached_tokens, delta.kv_transfer
+        if delta.finish_reason is not None:
+            done.finish_reason = FinishReason(delta.finish_reason)
+        return done.finish_reason is not None and output.finish_reason is None
 
 
 __all__ = ["LLM", "Completion", "RequestFailed"]

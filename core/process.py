@@ -7,6 +7,7 @@ socket closes, the HTTP process is gone and this one ends too: there are no orph
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import sys
@@ -35,6 +36,7 @@ class CoreProcess:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._inbox: Inbox = queue.SimpleQueue()
+        self._building = False
         self._load = 0, 0  # running and waiting requests, as last told
 
     def run(self) -> int:
@@ -58,9 +60,13 @@ class CoreProcess:
 
     def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(ToCore)
-        while (message := receive(self._sock, decoder)) is not None:
+        while True:
+            message = receive(self._sock, decoder)
+            if self._building and (message is None or isinstance(message, Control)):
+                os._exit(0)  # nothing is served yet, and loading can't be interrupted otherwise
             self._inbox.put(message)
-        self._inbox.put(None)
+            if message is None:
+                return
 
     def _send(self, message: msgspec.Struct) -> None:
         self._sock.sendall(frame(message))
@@ -74,8 +80,10 @@ class CoreProcess:
 
         config = EngineConfig.model_validate(start.config)
         logging.getLogger("engine").setLevel(config.logging.level.upper())
+        self._building = True
         built = assemble(config, Path(start.model_path), self._phase, wake=lambda: self._inbox.put(()))
         self._engine = built.engine
+        self._building = False
         try:
             self._phase("ready", 1.0)
             self._send(

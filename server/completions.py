@@ -19,7 +19,7 @@ from engine.server.protocol import CompletionRequest
 from engine.server.responses import DONE, event
 from engine.server.sampling import sampling_params
 from engine.server.state import ServerState
-from engine.server.text import Delta
+from engine.text import Delta
 
 if TYPE_CHECKING:
     from engine.tokenizer import Tokenizer

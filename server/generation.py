@@ -13,7 +13,7 @@ from engine.messages import FinishReason, Output
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError, bad_request
 from engine.server.state import ServerState
-from engine.server.text import ChoiceText, Delta
+from engine.text import ChoiceText, Delta
 
 _RETRY_FULL = 1
 

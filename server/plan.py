@@ -19,7 +19,7 @@ from engine.server.generation import Job
 from engine.server.prompts import room
 from engine.server.protocol import Generate
 from engine.server.sampling import with_seed
-from engine.server.text import ChoiceText, Delta
+from engine.text import ChoiceText, Delta
 
 if TYPE_CHECKING:
     from engine.tokenizer import Tokenizer

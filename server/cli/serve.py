@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib.util
+import json
 import logging
 import socket
 import sys
@@ -16,6 +17,7 @@ import click
 
 from engine.client import CoreFailed, EngineClient
 from engine.compose import resolve_source
+from engine.config.components import check
 from engine.config.load import LoadedConfig, load_config
 from engine.config.model import EngineConfig
 from engine.errors import ResourceError
@@ -44,7 +46,7 @@ def command(config: Path | None, overrides: tuple[str, ...], host: str | None, p
     engine serve engine.yaml --port 9000
     engine serve --set model.source=path:/models/mine --set scheduler.max_running=16
     """
-    more = [f"server.{key}={value}" for key, value in (("host", host), ("port", port)) if value is not None]
+    more = [f"server.{key}={json.dumps(value)}" for key, value in (("host", host), ("port", port)) if value is not None]
     loaded = load_config(config, [*overrides, *more])
     _log_to_stderr(loaded.config.logging.level)
     section = loaded.config.server
@@ -86,6 +88,7 @@ def _bind_failure(error: OSError, host: str, port: int) -> str:
 async def _serve(loaded: LoadedConfig, sock: socket.socket) -> None:
     config = loaded.config
     registry = Registry.discover(config.plugins.allow, config.plugins.deny)
+    check(loaded, registry)
     files = resolve_source(config, registry, _progress, loaded.origins)
     client = await EngineClient.spawn(config, files.path)
     try:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from engine.detokenizer import Detokenizer
 from engine.messages import FinishReason, Output
 from engine.sampling_params import SamplingParams
-from engine.server.text import ChoiceText, Delta
 from engine.testing.client import scores
 from engine.testing.tokenizer import EOS, byte_tokenizer
+from engine.text import ChoiceText, Delta
 
 TOKENIZER = byte_tokenizer()
 
