@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -36,11 +35,6 @@ from engine.sampling_params import SamplingParams
 from engine.wire import frame, receive_async
 
 log = logging.getLogger(__name__)
-
-_SPIN: Final = "2000"
-"""How often an idle OpenMP thread of the child looks for work before it sleeps. The default of some 300,000 burns whole
-time slices when two processes share the cores: two engines then run at a twentieth of their speed, and with this number
-at a half (and as fast as ever when alone)."""
 
 _PATIENCE: Final = 10.0
 """Seconds that the child has to end after it was told to, before it is killed."""
@@ -77,7 +71,6 @@ class EngineClient:
             process = subprocess.Popen(
                 [sys.executable, "-m", "engine.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPIN)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches this process only, which then drains
             )
