@@ -24,9 +24,9 @@ from engine.wire import frame, receive
 log = logging.getLogger(__name__)
 
 _SPIN: Final = "2000"
-"""How often an idle OpenMP thread of this process looks for work before it sleeps. The default of some 300,000 burns whole
-time slices when two processes share the cores: two engines then run at a twentieth of their speed, and with this number
-at a half (and as fast as ever when alone)."""
+"""How often an idle OpenMP thread of this process looks for work before it sleeps. The default of some 300,000 burns
+whole time slices when two processes share the cores: two engines then run at a fifth of their speed, with this number
+at a third, and as fast as ever when alone."""
 
 _TRANSFER_TICK: Final = 0.05
 """Seconds between looks at the transfers while no step runs."""
