@@ -1,6 +1,6 @@
 """Every combination of law 1 on every prompt, greedy in float32 against `transformers`.
 
-    python benchmarks/parity.py [--part I/N] [--threads 2] [--set KEY=VALUE …]
+    python benchmarks/parity.py [--part I/N] [--cache radix] [--prefix hit] [--threads 2] [--set KEY=VALUE …]
 
 {paged, radix} x {cold, prefix hit} x {chunk 64, whole} x {alone, 16 at once} x {n-gram off, on} x {preempted, not} x
 {one process, prefill/decode pair}. Takes an hour on two cores; `--part 1/4` takes every fourth build, for machines that
@@ -26,6 +26,8 @@ DATA = Path(__file__).parents[1] / "tests" / "data"
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--part", default="1/1", help="I/N: every Nth build, beginning with the Ith")
+    arguments.add_argument("--cache", choices=["paged", "radix"], help="only builds with this cache")
+    arguments.add_argument("--prefix", choices=["cold", "hit"], help="only traffic over an empty or a warm cache")
     arguments.add_argument("--threads", type=int, default=2)
     arguments.add_argument("--set", action="append", default=[], dest="overrides")
     given = arguments.parse_args()
@@ -39,7 +41,9 @@ def main() -> int:
         verdict = "same" if not outcome.wrong else f"DIFFERENT: {', '.join(outcome.wrong)}"
         print(f"{time.monotonic() - began:7.0f} s  {outcome.build}  {outcome.traffic}  {verdict}", flush=True)
 
-    outcomes = run_all(list(every_build())[part - 1 :: parts], list(every_traffic()), cases, base, told)
+    builds = [build for build in every_build() if given.cache in (None, build.cache)]
+    traffics = [t for t in every_traffic() if given.prefix in (None, "hit" if t.warm else "cold")]
+    outcomes = run_all(builds[part - 1 :: parts], traffics, cases, base, told)
     show(outcomes, len(cases))
     return 1 if any(outcome.wrong for outcome in outcomes) else 0
 
