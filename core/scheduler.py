@@ -85,6 +85,7 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}  # in order of admission; includes those that fetch their KV
         self._free_slots = list(range(limits.max_running))[::-1]
+        self._blocked: tuple[str, int] | None = None  # who found too few pages, and how many there were
         self.steps = 0
         self.preemptions = 0
 
@@ -222,7 +223,10 @@ class Scheduler:
                 return
             if request.in_flight:
                 continue  # preempted in the step before; its last token is not known yet
+            if self._blocked == (request.id, self.cache.available()):
+                return  # nothing has changed since it did not fit
             if not self._open(step, request):
+                self._blocked = request.id, self.cache.available()
                 return
 
     def _open(self, step: _StepBuilder, request: Request) -> bool:

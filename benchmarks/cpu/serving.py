@@ -2,8 +2,8 @@
 
     python benchmarks/cpu/serving.py [--rounds 5] [--json FILE]
 
-For each KV cache a server is started (file caches warm), then asked pairs of prompts of 1,500 tokens: a new one, and one
-that shares its first 1,400 tokens. Prints the times, their ratio and what `usage` says of the reuse.
+For each KV cache a server is started (file caches warm), then asked pairs of prompts of 1,500 tokens: a new one, and
+one that shares its first 1,400 tokens. Prints the times, their ratio and what `usage` says of the reuse.
 """
 
 from __future__ import annotations
@@ -89,10 +89,8 @@ def main() -> None:
     given = arguments.parse_args()
     measure("radix", 1)  # warms the file caches
     results = [measure(cache, given.rounds) for cache in ("paged", "radix")]
-    table = Table(
-        title=f"{PROMPT:,} tokens, {SHARED:,} of them shared with the prompt before; medians of {given.rounds}"
-    )
-    for column in ("cache", "start to first token, s", "TTFT cold, ms", "TTFT warm, ms", "ratio", "cached_tokens"):
+    table = Table(title=f"{PROMPT:,} tokens, {SHARED:,} shared with the prompt before; medians of {given.rounds}")
+    for column in ("cache", "start, s", "TTFT cold, ms", "warm, ms", "ratio", "cached"):
         table.add_column(column, justify="right")
     for r in results:
         cold, warm = (1000 * statistics.median(p[side] for p in r["pairs"]) for side in ("cold", "warm"))
