@@ -80,7 +80,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text. With `add_special_tokens` as the model expects a raw prompt to begin (and end)."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one, since only batches let other threads run meanwhile: a long prompt takes seconds.
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         if not add_special_tokens or self._add_bos is None or self.bos_token_id is None:
             return ids
         begins = ids[:1] == [self.bos_token_id]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ def test_round_trip(folder: Path) -> None:
     assert ids[-2:] == [EOS, THINK]
     assert tokenizer.decode(ids) == "héllo<think>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "héllo</s><think>"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder)
+    work = threading.Thread(target=tokenizer.encode, args=("a" * 300_000,))
+    work.start()
+    turns = 0
+    while work.is_alive():
+        turns += 1  # hardly any if the encoding thread holds the interpreter
+        time.sleep(0)
+    assert turns > 100
 
 
 def test_facts(folder: Path) -> None:
