@@ -73,6 +73,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     `logits` [N, vocab] float32 are those of `reshape`. Greedy rows are point masses on the first maximum.
     """
     temperature = torch.tensor([r.params.temperature or 1.0 for r in rows], device=logits.device).unsqueeze(1)
+    temperature.clamp_(min=torch.finfo(temperature.dtype).tiny)  # what rounds to zero would make 0 / 0 of the peak
     peak = logits.amax(-1, keepdim=True)
     probs = torch.softmax((logits - peak) / temperature, -1)
     for i, row in enumerate(rows):

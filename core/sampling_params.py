@@ -45,14 +45,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._within("min_p", 0.0, 1.0)
         self._within("presence_penalty", -2.0, 2.0)
         self._within("frequency_penalty", -2.0, 2.0)
+        self._within("repetition_penalty", 0.01, 100.0)  # beyond, products of logits overflow to infinity
         self._within("min_tokens", 0, None)
         self._within("max_tokens", 0, None)
         self._within("logprobs", 0, 100)
         self._within("prompt_logprobs", 0, 100)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if self.repetition_penalty <= 0.0:
-            raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
         if self.top_k < -1:
             raise ValueError(f"top_k must be at least 0 (or -1 for all tokens), not {self.top_k}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

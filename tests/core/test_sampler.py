@@ -35,6 +35,12 @@ def test_greedy_takes_the_first_maximum() -> None:
     assert sample(logits, [row(temperature=0.0), row(temperature=0.0)]) == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-320])
+def test_a_temperature_next_to_zero_is_nearly_greedy(temperature: float) -> None:
+    probs = distribution(torch.tensor([[0.0, 3.0, 2.9, -1.0]]), [row(temperature=temperature)])
+    assert probs[0].tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("vocab", [50, 3000])
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
 def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(vocab: int, top_p: float) -> None:
@@ -155,6 +161,8 @@ def test_logprobs_are_of_the_raw_logits_with_the_chosen_first() -> None:
         ("presence_penalty", 2.5),
         ("frequency_penalty", math.inf),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e308),
         ("max_tokens", -1),
         ("logprobs", -1),
         ("seed", 2**64),
