@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -36,6 +37,7 @@ def create_app(state: ServerState, routers: Sequence[tuple[str, APIRouter]] = ()
     app = FastAPI(title="engine", version=engine.__version__, middleware=_middleware(state))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _hung_up)
     app.add_exception_handler(Exception, _server_error)
     own = build_router(state)
     taken = _paths(app.routes) | _paths(own.routes)
@@ -86,6 +88,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     made = ApiError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
     made.headers.update(error.headers or {})
     return made
+
+
+async def _hung_up(request: Request, error: Exception) -> Response:
+    """The client went away while it sent its request: nobody's fault, and nobody reads the answer."""
+    return ApiError(400, "the request ended before its body did").response()
 
 
 async def _server_error(request: Request, error: Exception) -> Response:

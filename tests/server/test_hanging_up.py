@@ -25,6 +25,14 @@ def post(live: Any, path: str, body: dict[str, Any]) -> socket.socket:
     return sock
 
 
+def test_a_client_that_hangs_up_within_its_body_is_no_fault_of_ours(live: Any, caplog: Any) -> None:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as sock:
+        sock.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"pro')
+        live.until(lambda: live.server.server_state.tasks)
+    live.until(lambda: not live.server.server_state.tasks)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_client_that_hangs_up_aborts_all_its_choices(serving: Any, stream: bool, n: int) -> None:
