@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from engine.config.components import check
 from engine.config.load import load_config
 from engine.config.reference import markdown
 from engine.registry import Registry
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+KEYS = {"ENGINE_KEY": "k", "ENGINE_API_KEY": "k"}
 
 
 def test_the_table_of_keys_is_what_the_models_say() -> None:
@@ -27,3 +32,22 @@ def test_the_example_configuration_is_valid(tmp_path: Path) -> None:
     loaded = load_config(path, environ={"ENGINE_KEY": "k"})
     assert loaded.config.speculator.options == {"max_match": 3}
     assert loaded.config.server.api_keys[0].get_secret_value() == "k"
+
+
+def test_the_configuration_of_the_readme_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = tmp_path / "engine.yaml"
+    path.write_text(example)
+    check(load_config(path, environ=KEYS), Registry.discover())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_valid(path: Path) -> None:
+    check(load_config(path, environ=KEYS), Registry.discover())
+
+
+def test_links_between_pages_lead_to_files() -> None:
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text())]
+    assert links
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
