@@ -96,7 +96,7 @@ class ParityBench(AbstractContextManager["ParityBench"]):
 
     def __init__(self, build: Build, base: Sequence[str] = ("model.dtype=float32",)) -> None:
         self.build = build
-        sides = ("[{use: local, role: consumer}]", "[{use: local, role: producer}]")
+        sides = ("[{use: local, role: consumer}]", "[{use: local, role: producer, lease_seconds: 600}]")
         own, others = ([f"kv_connectors={side}"] if build.pair else [] for side in sides)
         self._producer = Producer([*base, *others]) if build.pair else None
         try:
