@@ -22,7 +22,7 @@ Engine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def documented() -> dict[str, str]:
-    """File name -> text of the two files that the page shows."""
+    """File name -> text of each file that the page shows."""
     page = (ROOT / "docs" / "plugins.md").read_text()
     return dict(re.findall(r"^`([\w.]+)`\n\n```\w+\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
 
@@ -41,8 +41,8 @@ PACKAGES = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Runs the `engine` command in a process that sees the three packages."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip installed the three packages; their sources lie beside it."""
     base = tmp_path_factory.mktemp("strangers")
     for name, files in PACKAGES.items():
         (base / name).mkdir()
@@ -51,6 +51,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     site = base / "site"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", str(site), *(str(base / name) for name in PACKAGES)], check=True)
+    return site
+
+
+@pytest.fixture(scope="module")
+def engine(site: Path) -> Engine:
+    """Runs the `engine` command in a process that sees the three packages."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = "from engine.server.cli.main import main; main()"
@@ -59,7 +65,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
             capture_output=True,
             text=True,
             check=False,
-            cwd=base,
+            cwd=site.parent,
             env=os.environ | {"PYTHONPATH": str(site)},
         )
 
@@ -88,12 +94,24 @@ def test_all_three_are_listed_with_owner_and_state(engine: Engine) -> None:
 
 def test_the_good_one_is_used_from_yaml(engine: Engine, tmp_path: Path) -> None:
     config = tmp_path / "engine.yaml"
-    config.write_text("speculator:\n  use: parrot\n  options: {times: 3}\n")
+    config.write_text(documented()["engine.yaml"])
     result = engine("plugins", "explain", str(config), "--json")
     assert result.returncode == 0, result.stderr
     speculator = json.loads(result.stdout)["parts"]["speculator"]
     assert (speculator["name"], speculator["distribution"]) == ("parrot", "engine-parrot 1.0.0")
-    assert speculator["options"] == {"times": 3}
+    assert speculator["options"] == {"times": 2}
+
+
+def test_the_good_one_passes_the_conformance_suite_as_documented(site: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_engine_parrot.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=site.parent / "parrot",
+        env=os.environ | {"PYTHONPATH": str(site)},
+    )
+    assert result.returncode == 0, result.stdout
 
 
 def test_its_options_are_checked_and_documented_like_ours(engine: Engine, tmp_path: Path) -> None:
