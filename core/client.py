@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -180,13 +181,23 @@ class EngineClient:
         """The child is gone: whoever waits for it hears why."""
         code = await asyncio.to_thread(self._process.wait)
         if self.failed is None:
-            self.failed = f"the engine core process ended with code {code}"
+            self.failed = _obituary(code)
         self._ended.set()
         for request_id, queue in self._streams.items():
             queue.put_nowait(Output(request_id, finish_reason=FinishReason.ERROR, error=self.failed))
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(CoreFailed(self.failed))
+
+
+def _obituary(code: int) -> str:
+    """Why a child that said nothing is gone, by its exit code: minus the signal's number if one killed it."""
+    if code >= 0:
+        return f"the engine core process ended with code {code}; the log above says why"
+    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+    if code == -signal.SIGKILL:
+        return f"the engine core process was killed by {name}, as happens when memory runs out; lower kv_cache.memory"
+    return f"the engine core process was killed by {name}"
 
 
 __all__ = ["CoreFailed", "EngineClient"]
