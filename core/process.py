@@ -41,7 +41,7 @@ class CoreProcess:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._inbox: Inbox = queue.SimpleQueue()
-        self._building = False
+        self._building = True  # from the start: importing torch takes a while too
         self._load = 0, 0  # running and waiting requests, as last told
 
     def run(self) -> int:
@@ -85,7 +85,6 @@ class CoreProcess:
 
         config = EngineConfig.model_validate(start.config)
         logging.getLogger("engine").setLevel(config.logging.level.upper())
-        self._building = True
         built = assemble(config, Path(start.model_path), self._phase, wake=lambda: self._inbox.put(()))
         self._engine = built.engine
         self._building = False
