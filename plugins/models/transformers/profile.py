@@ -40,6 +40,8 @@ def read_profile(config: Mapping[str, Any]) -> ModelProfile:
         raise ValueError(f"quantization_config: weights packed as {method!r} can't be read; use a dense checkpoint")
     layers, hidden, heads = (_size(config, what) for what in ("layers", "hidden", "heads"))
     kv_heads = 1 if config.get("multi_query") else _size(config, "kv_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     head_dim = config.get("head_dim") or hidden // heads
     eos = config.get("eos_token_id")
     return ModelProfile(
@@ -64,8 +66,10 @@ def read_profile(config: Mapping[str, Any]) -> ModelProfile:
 
 def _size(config: Mapping[str, Any], what: str, default: int | None = None) -> int:
     for name in _NAMES[what]:
-        if config.get(name) is not None:
-            return int(config[name])
+        if (value := config.get(name)) is not None:
+            if not isinstance(value, int) or value <= 0:
+                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+            return value
     if default is None:
         raise ValueError(f"{_NAMES[what][0]} is missing")
     return default

@@ -38,6 +38,8 @@ def config_from(header: Header) -> dict[str, Any]:
     if read("expert_count", 0):
         raise ValueError(f"{header.path} is a mixture of experts ({arch}.expert_count), which can't be read from GGUF")
     heads = read("attention.head_count")
+    if not isinstance(heads, int) or heads < 1:
+        raise ValueError(f"{header.path}: {arch}.attention.head_count must be a positive integer, not {heads!r}")
     window = meta.get(f"{arch}.attention.sliding_window")
     config: dict[str, Any] = {
         "architectures": ["MistralForCausalLM" if arch == "llama" and window else _ARCHITECTURES[arch]],

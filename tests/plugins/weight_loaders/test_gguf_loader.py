@@ -143,6 +143,7 @@ def test_stretching_and_windows_are_read(
     [
         ("gemma3", {}, "architecture 'gemma3'; only llama, qwen2, qwen3"),
         ("llama", {"llama.expert_count": 8}, "mixture of experts"),
+        ("llama", {"llama.attention.head_count": 0}, "head_count must be a positive integer, not 0"),
         ("llama", {"split.count": 3}, "one of 3 parts"),
         ("llama", {"llama.rope.scaling.type": "spiral"}, "scaling.type 'spiral'"),
     ],
