@@ -21,7 +21,7 @@ from engine.drafting import Drafter
 from engine.engine import Engine
 from engine.errors import ResourceError
 from engine.handover import Handover
-from engine.kv_memory import count_pages, cut_pool
+from engine.kv_memory import count_pages, cut_pool, pool_bytes
 from engine.observation import Observation
 from engine.ops import select
 from engine.registry import Registry
@@ -103,7 +103,8 @@ class _Assembly:
                 max_context,
             )
         profile = replace(composition.profile, max_context=max_context)
-        self._check_memory(profile)
+        self._check_memory(profile, pool_bytes(layout, profile.layers, num_pages))
+        observers = [choice.build() for choice in composition.observers]
         weights = self._open_weights()
         engine_id = uuid.uuid4().hex
         connectors = self._connectors(layout, num_pages, weights.digest(), engine_id)
@@ -114,7 +115,7 @@ class _Assembly:
             make_runner=lambda: self._runner(profile, weights, backend, pool, drafter)
         )
         cache = self.choices["kv_cache"].build(num_pages=num_pages, page_size=self.page_size)
-        observation = Observation([choice.build() for choice in composition.observers])
+        observation = Observation(observers)
         handover = self._handover(connectors, pool, engine_id)
         section = config.scheduler
         scheduler = Scheduler(
@@ -172,12 +173,14 @@ class _Assembly:
             max_context=self.composition.max_context,
         )
 
-    def _check_memory(self, profile: ModelProfile) -> None:
-        device, needed = self.composition.device, profile.parameters * self.dtype.itemsize
-        if needed > device.memory_bytes:
+    def _check_memory(self, profile: ModelProfile, pool: int) -> None:
+        """Refuse what can't fit before anything is read; `pool` is the KV pool's bytes."""
+        device, weights = self.composition.device, profile.parameters * self.dtype.itemsize
+        if weights + pool > device.memory_bytes:
             raise ResourceError(
-                f"the weights take {needed / 2**20:,.0f} MiB in {self.composition.dtype}, but {device.name} has "
-                f"{device.memory_bytes / 2**20:,.0f} MiB free; use a smaller model or dtype"
+                f"the weights take {weights / 2**20:,.0f} MiB in {self.composition.dtype} and the KV pool "
+                f"{pool / 2**20:,.0f} MiB, but {device.name} has {device.memory_bytes / 2**20:,.0f} MiB free; "
+                "use a smaller model or dtype, or lower kv_cache.memory"
             )
 
     def _open_weights(self) -> WeightSource:

@@ -53,6 +53,9 @@ class Handover(Transfers):
 
     def fault(self, request_id: str, params: dict[str, Any]) -> str | None:
         """What is wrong with a request's transfer parameters, in one sentence."""
+        for key in ("do_remote_decode", "do_remote_prefill"):
+            if not isinstance(params.get(key), bool | None):
+                return f"kv_transfer_params.{key} must be true or false, not {params[key]!r}"
         if request_id in self._published:
             return f"the KV of a request with the id {request_id!r} is still published"
         if params.get("do_remote_decode") and not self._ledger.produces:

@@ -17,16 +17,16 @@ def group() -> None:
     """The group has no work of its own."""
 
 
-@group.command(help="Find every mistake in CONFIG: keys, values, unknown components and their options.")
-@click.argument("config", type=click.Path(path_type=Path))
+@group.command(help="Find every mistake in CONFIG (or in --set alone): keys, values, components and their options.")
+@config_argument
 @set_option
-def check(config: Path, overrides: Sequence[str]) -> None:
+def check(config: Path | None, overrides: Sequence[str]) -> None:
     """Exit code 2 and one line per problem, or `ok`."""
     from engine.config.components import check as check_components
 
     loaded, registry = loaded_with_registry(config, overrides)
     check_components(loaded, registry)
-    click.echo(f"{config}: ok")
+    click.echo(f"{config or 'the configuration'}: ok")
 
 
 @group.command(help="Show every value of CONFIG and where it came from; without CONFIG, the defaults.")

@@ -248,6 +248,24 @@ def test_impossible_requests_are_refused_with_a_reason(prompt: list[int], params
     bench.assert_empty()
 
 
+@pytest.mark.parametrize(
+    ("transfer", "words"),
+    [
+        ({"do_remote_decode": True}, "role producer"),
+        ({"do_remote_prefill": True, "handle": {}}, "role consumer"),
+        ({"do_remote_prefill": "yes"}, "must be true or false, not 'yes'"),
+        ({"do_remote_decode": 5}, "must be true or false, not 5"),
+    ],
+)
+def test_transfers_without_a_connector_are_refused(transfer: dict[str, Any], words: str) -> None:
+    bench = Bench()
+    refusal = bench.engine.add(Add("r", [1, 2], SamplingParams(max_tokens=1), kv_transfer=transfer))
+    assert refusal is not None
+    assert refusal.invalid
+    assert words in refusal.error
+    bench.assert_empty()
+
+
 def test_an_abort_frees_pages_within_two_steps() -> None:
     bench = Bench(pages=16)
     bench.add("long", [1] * 30, max_tokens=30)

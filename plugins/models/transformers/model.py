@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as reports
@@ -122,6 +123,8 @@ def _config(config: Mapping[str, Any], trust_remote_code: bool) -> PreTrainedCon
         kind = fields.pop("model_type", None)
         try:
             known = AutoConfig.for_model(kind, **fields)
+        except StrictDataclassError as error:
+            raise ValueError(f"config.json is malformed: {' '.join(str(error).split())}") from None
         except ValueError:
             raise ValueError(f"model_type {kind!r} is unknown to the installed transformers") from None
     return known

@@ -47,7 +47,10 @@ def weight_files(folder: Path) -> list[Path]:
         table = read_json(folder / _INDEX).get("weight_map")
         if not isinstance(table, dict) or not table:
             raise ValueError(f"{folder / _INDEX} has no weight_map")
-        files = [folder / name for name in sorted(set(table.values()))]
+        names = sorted({str(name) for name in table.values()})
+        if outside := [name for name in names if name != Path(name).name]:
+            raise ValueError(f"{folder / _INDEX} names {outside[0]!r}, which is not a file of this folder")
+        files = [folder / name for name in names]
         for file in files:
             if not file.is_file():
                 raise ValueError(f"{folder} lacks {file.name}, which {_INDEX} names; fetch the checkpoint again")

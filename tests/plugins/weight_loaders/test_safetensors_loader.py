@@ -85,6 +85,13 @@ def test_missing_shard_is_named(sharded: Path) -> None:
         SafetensorsLoader().config(sharded)
 
 
+def test_an_index_can_not_point_out_of_its_folder(sharded: Path) -> None:
+    for name in ("../other/model.safetensors", "/etc/passwd", "sub/model.safetensors"):
+        (sharded / INDEX).write_text(json.dumps({"weight_map": {"layers.0.weight": name}}))
+        with pytest.raises(ValueError, match="is not a file of this folder"):
+            SafetensorsLoader().config(sharded)
+
+
 def test_index_without_a_map_is_refused(sharded: Path) -> None:
     (sharded / INDEX).write_text('{"weight_map": {}}')
     with pytest.raises(ValueError, match="has no weight_map"):

@@ -145,6 +145,7 @@ def test_check_says_ok_or_what_is_wrong(tmp_path: Path) -> None:
     config = tmp_path / "engine.yaml"
     config.write_text("kv_cache: radix\n")
     assert engine("config", "check", str(config)).output == f"{config}: ok\n"
+    assert engine("config", "check", "--set", "kv_cache=paged").output == "the configuration: ok\n"
     assert error("config", "check", str(config), "--set", "kv_cache.use=radx").startswith(
         "--set kv_cache.use: kv_cache: no KV cache named 'radx'; installed: paged, radix; did you mean 'radix'?"
     )
