@@ -34,7 +34,6 @@ class Flag(StrEnum):
     PRODUCER = "producer"  # KV connector: publishes KV
     CONSUMER = "consumer"  # KV connector: fetches KV
     LAYERWISE = "layerwise"  # KV connector: moves a layer while later ones are computed
-    HOST_TOKENS = "host_tokens"  # speculator: drafts from token ids on the host, so steps can't overlap
     TREE_DRAFTS = "tree_drafts"  # speculator: proposes trees
     DRAFT_PROBS = "draft_probs"  # speculator: samples its drafts and reports their distribution
     LOSSLESS = "lossless"  # quantization: the product equals the dense one up to rounding

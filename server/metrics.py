@@ -27,6 +27,9 @@ _ALIASES: Final = {
     "engine_prefix_cache_queries": "vllm:prefix_cache_queries",
     "engine_prefix_cache_hits": "vllm:prefix_cache_hits",
     "engine_preemptions": "vllm:num_preemptions",
+    "engine_spec_decode_num_drafts": "vllm:spec_decode_num_drafts",
+    "engine_spec_decode_num_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "engine_spec_decode_num_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
     "engine_prompt_tokens": "vllm:prompt_tokens",
     "engine_prompt_tokens_cached": "vllm:prompt_tokens_cached",
     "engine_generation_tokens": "vllm:generation_tokens",
@@ -146,6 +149,13 @@ class _CoreMetrics(Collector):
             "engine_preemptions": ("Requests that lost their pages and start again.", core["preemptions"]),
             "engine_steps": ("Steps scheduled.", core["steps"]),
         }
+        if drafts := core["drafts"]:  # an engine without a speculator has no such counters
+            self._counters |= {
+                "engine_spec_decode_num_drafts": ("Drafts verified.", drafts["steps"]),
+                "engine_spec_decode_num_draft_tokens": ("Draft tokens verified.", drafts["drafted"]),
+                "engine_spec_decode_num_accepted_tokens": ("Draft tokens kept.", drafts["accepted"]),
+                "engine_spec_decode_faults": ("Proposals that raised or were malformed.", drafts["faults"]),
+            }
 
     def collect(self) -> Iterator[Metric]:
         for name, (text, value) in self._gauges.items():

@@ -1,7 +1,7 @@
 """Extension point: speculators, which guess tokens that the target model then verifies.
 
 The core verifies, rolls back and counts; a speculator only proposes. `propose` runs once a step on the scheduler's
-thread (speculators with the flag `host_tokens`).
+thread, with the tokens of the step before; so an engine that speculates does not schedule ahead.
 
 `build(options, *, profile: ModelProfile, max_running: int) -> Speculator`
 """

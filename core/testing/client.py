@@ -122,7 +122,7 @@ class ScriptedClient:
     async def control(self, verb: str) -> dict[str, Any]:
         """Numbers of an engine that has done nothing."""
         cache = dict.fromkeys(("free", "cached", "held", "lookup_tokens", "hit_tokens", "evicted_pages"), 0)
-        return {"kv_cache": {"pages": 64, **cache}, "preemptions": 0, "steps": 0}
+        return {"kv_cache": {"pages": 64, **cache}, "preemptions": 0, "steps": 0, "drafts": {}}
 
 
 __all__ = ["Call", "Script", "ScriptedClient", "say", "scores"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, Flag, Offer, Options
+from engine.plugin import Offer, Options
 
 if TYPE_CHECKING:
     from engine.specs.model import ModelProfile
@@ -45,7 +45,6 @@ def speculators() -> list[Offer[Speculator]]:
             summary="drafts what followed the same tokens earlier in the request; needs no weights",
             build=build,
             options=NgramOptions,
-            capabilities=Capabilities(flags=frozenset({Flag.HOST_TOKENS})),
         )
     ]
 
