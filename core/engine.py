@@ -96,6 +96,9 @@ class Engine:
             return f"the prompt has {len(add.prompt)} tokens; {limit}"
         if not all(0 <= token < self._vocab_size for token in add.prompt):
             return f"the prompt has token ids outside the vocabulary of {self._vocab_size}"
+        allowed = add.params.allowed_token_ids
+        if allowed is not None and not all(0 <= token < self._vocab_size for token in allowed):
+            return f"allowed_token_ids has ids outside the vocabulary of {self._vocab_size}"
         if add.params.max_tokens is not None and add.params.max_tokens < 1:
             return "max_tokens must be at least 1"
         return self.handover.fault(add.request_id, add.kv_transfer or {})

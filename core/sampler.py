@@ -47,7 +47,8 @@ def reshape(logits: Tensor, row: Row) -> None:
     """
     p = row.params
     if p.allowed_token_ids:
-        allowed = torch.tensor([t for t in p.allowed_token_ids if 0 <= t < logits.numel()], device=logits.device)
+        known = [t for t in p.allowed_token_ids if 0 <= t < logits.numel()]
+        allowed = torch.tensor(known, dtype=torch.long, device=logits.device)
         kept = logits[allowed].clone()
         logits.fill_(-torch.inf)
         logits[allowed] = kept

@@ -236,9 +236,10 @@ def test_a_full_queue_refuses_and_says_so() -> None:
         ([1, VOCAB], {}, "outside the vocabulary"),
         ([-1], {}, "outside the vocabulary"),
         ([1], {"max_tokens": 0}, "max_tokens"),
+        ([1], {"allowed_token_ids": (1, VOCAB)}, "allowed_token_ids has ids outside"),
     ],
 )
-def test_impossible_requests_are_refused_with_a_reason(prompt: list[int], params: dict[str, int], words: str) -> None:
+def test_impossible_requests_are_refused_with_a_reason(prompt: list[int], params: dict[str, Any], words: str) -> None:
     bench = Bench()
     refusal = bench.add("bad", prompt, **params)
     assert refusal is not None
