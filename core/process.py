@@ -153,7 +153,7 @@ class CoreProcess:
 def main() -> int:
     """Entry of the child process; the only argument is the number of the inherited socket."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read by the OpenMP runtime, which comes with torch
-    logging.basicConfig(level="WARNING", format="%(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         return CoreProcess(sock).run()
 
