@@ -36,7 +36,7 @@ POINTS = (
     cli_command,
     server_route,
 )
-"""Every spec module. Each has `API` (the number of its contract), `HOOK` (the hook's name) and `SECTION` (its YAML key
-or None); one whose offers must be of a subclass of `Offer` names it in `OFFER`."""
+"""Every spec module. Each has `API` (the number of its contract) and `HOOK` (the hook's name); one whose offers must be
+of a subclass of `Offer` names it in `OFFER`."""
 
 __all__ = ["POINTS", *(m.__name__.rsplit(".", 1)[-1] for m in POINTS)]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "attention_backends"
-SECTION: Final = "attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +111,6 @@ def attention_backends() -> Iterable[Offer[AttentionBackend]]:  # type: ignore[e
 __all__ = [
     "API",
     "HOOK",
-    "SECTION",
     "AttentionBackend",
     "AttentionBatch",
     "AttentionShape",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "cli_commands"
-SECTION: Final = None
 
 
 @hookspec
@@ -24,4 +23,4 @@ def cli_commands() -> Iterable[Offer[click.Command]]:  # type: ignore[empty-body
     """Offer commands; the offer's name is the command's, its summary the help line. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "cli_commands"]
+__all__ = ["API", "HOOK", "cli_commands"]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "executors"
-SECTION: Final = "executor"
 
 
 class Pending(ABC):
@@ -45,4 +44,4 @@ def executors() -> Iterable[Offer[Executor]]:  # type: ignore[empty-body]
     """Offer executors. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "Executor", "Pending", "executors"]
+__all__ = ["API", "HOOK", "Executor", "Pending", "executors"]

@@ -18,7 +18,6 @@ from engine.plugin import Offer
 
 API: Final = 1
 HOOK: Final = "kv_caches"
-SECTION: Final = "kv_cache"
 
 
 class PrefixMatch(NamedTuple):
@@ -117,4 +116,4 @@ def kv_caches() -> Iterable[Offer[KVCache]]:  # type: ignore[empty-body]
     """Offer KV caches. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "KVCache", "KVCacheStats", "PrefixMatch", "kv_caches"]
+__all__ = ["API", "HOOK", "KVCache", "KVCacheStats", "PrefixMatch", "kv_caches"]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "kv_connectors"
-SECTION: Final = "kv_connectors"
 
 
 class Role(StrEnum):
@@ -116,7 +115,6 @@ def kv_connectors() -> Iterable[Offer[KVConnector]]:  # type: ignore[empty-body]
 __all__ = [
     "API",
     "HOOK",
-    "SECTION",
     "EventKind",
     "KVConnector",
     "KVSchema",

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "models"
-SECTION: Final = "model"
 
 ANY_ARCHITECTURE: Final = "*"
 """In `ModelOffer.architectures`: takes whatever no other offer names."""
@@ -110,7 +109,6 @@ __all__ = [
     "API",
     "HOOK",
     "OFFER",
-    "SECTION",
     "Forward",
     "Model",
     "ModelOffer",

@@ -18,7 +18,6 @@ from engine.plugin import Offer
 
 API: Final = 1
 HOOK: Final = "model_sources"
-SECTION: Final = None
 
 Progress = Callable[[float, str], None]
 """Called with the share done (0..1) and a few words."""
@@ -49,4 +48,4 @@ def model_sources() -> Iterable[Offer[ModelSource]]:  # type: ignore[empty-body]
     """Offer model sources; the offer's name is the scheme. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "ModelFiles", "ModelSource", "Progress", "model_sources"]
+__all__ = ["API", "HOOK", "ModelFiles", "ModelSource", "Progress", "model_sources"]

@@ -19,7 +19,6 @@ from engine.plugin import Offer
 
 API: Final = 1
 HOOK: Final = "observers"
-SECTION: Final = "observers"
 
 
 class Stage(StrEnum):
@@ -61,4 +60,4 @@ def observers() -> Iterable[Offer[Observer]]:  # type: ignore[empty-body]
     """Offer lifecycle observers. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "Observer", "RequestEvent", "Stage", "observers"]
+__all__ = ["API", "HOOK", "Observer", "RequestEvent", "Stage", "observers"]

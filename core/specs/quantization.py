@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "quantizations"
-SECTION: Final = "quantization"
 
 
 class Linear(ABC):
@@ -66,4 +65,4 @@ def quantizations() -> Iterable[Offer[Quantization]]:  # type: ignore[empty-body
     """Offer quantizations. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "Linear", "Quantization", "quantizations"]
+__all__ = ["API", "HOOK", "Linear", "Quantization", "quantizations"]

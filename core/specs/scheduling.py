@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "scheduling_policies"
-SECTION: Final = "scheduler"
 
 PrefixLength = Callable[["Request"], int]
 """How many tokens of a waiting request the KV cache holds now."""
@@ -42,4 +41,4 @@ def scheduling_policies() -> Iterable[Offer[SchedulingPolicy]]:  # type: ignore[
     """Offer scheduling policies. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "PrefixLength", "SchedulingPolicy", "scheduling_policies"]
+__all__ = ["API", "HOOK", "PrefixLength", "SchedulingPolicy", "scheduling_policies"]

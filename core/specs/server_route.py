@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "server_routes"
-SECTION: Final = "server"
 
 
 @hookspec
@@ -25,4 +24,4 @@ def server_routes() -> Iterable[Offer[fastapi.APIRouter]]:  # type: ignore[empty
     """Offer routers; they are mounted when `server.routes` names them. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "server_routes"]
+__all__ = ["API", "HOOK", "server_routes"]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "speculators"
-SECTION: Final = "speculator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,4 +83,4 @@ def speculators() -> Iterable[Offer[Speculator]]:  # type: ignore[empty-body]
     """Offer speculators. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "Draft", "DraftContext", "Speculator", "TargetTaps", "speculators"]
+__all__ = ["API", "HOOK", "Draft", "DraftContext", "Speculator", "TargetTaps", "speculators"]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "weight_loaders"
-SECTION: Final = None
 
 
 class WeightSource(ABC):
@@ -104,4 +103,4 @@ def weight_loaders() -> Iterable[Offer[WeightLoader]]:  # type: ignore[empty-bod
     """Offer weight loaders. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "SECTION", "WeightLoader", "WeightSource", "weight_loaders"]
+__all__ = ["API", "HOOK", "WeightLoader", "WeightSource", "weight_loaders"]
