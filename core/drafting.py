@@ -56,7 +56,7 @@ class Drafter(Drafts):
 
     @staticmethod
     def _can_draft(request: Request) -> bool:
-        decoding = request.status is Status.RUNNING and request.num_tokens - request.num_computed == 1
+        decoding = request.status is Status.RUNNING and request.remaining == 1
         return decoding and not request.in_flight and request.draft_room > 0
 
     def _usable(self, context: DraftContext, draft: Draft) -> Draft | None:

@@ -95,14 +95,12 @@ class Handover(Transfers):
 
     def _fetch(self, request: Request) -> None:
         assert request.kv_source is not None, "only requests with a source fetch"
-        covered = min(remote_tokens(request.kv_source["handle"]), len(request.tokens) - 1)
         first = request.num_computed // self._page_size
         table = self._scheduler.cache.block_table(request.id)
-        pages = table[first : max(first, -(-covered // self._page_size))]
+        pages = table[first : max(first, -(-_covered(request) // self._page_size))]
         self._fetching[request.id] = request
-        source = request.kv_source
         try:
-            self._ledger.fetch(request.id, source["handle"], pages, first)
+            self._ledger.fetch(request.id, request.kv_source["handle"], pages, first)
         except ValueError as error:
             self._resume(request.id, f"its KV was refused: {error}")
 
@@ -126,8 +124,8 @@ class Handover(Transfers):
         computed = request.num_computed
         if failure:
             log.warning("request %s computes its prompt here: %s", request_id, failure)
-        elif request.kv_source is not None:
-            computed = max(computed, min(remote_tokens(request.kv_source["handle"]), len(request.tokens) - 1))
+        else:
+            computed = max(computed, _covered(request))
         request.kv_source = None  # after a preemption it computes its tokens here
         self._scheduler.resume_fetched(request, computed)
 
@@ -138,6 +136,12 @@ class Handover(Transfers):
     def close(self) -> None:
         """Stop the transports; nothing is published or fetched any more."""
         self._ledger.close()
+
+
+def _covered(request: Request) -> int:
+    """How many tokens need not be computed once the fetch has ended: the last is, since its logits are wanted."""
+    assert request.kv_source is not None, "only requests with a source fetch"
+    return min(remote_tokens(request.kv_source["handle"]), len(request.tokens) - 1)
 
 
 __all__ = ["Handover"]

@@ -51,6 +51,11 @@ class Request:
         return len(self.tokens) + self.in_flight
 
     @property
+    def remaining(self) -> int:
+        """Tokens left to compute: one for a decode, more for a prefill, none while everything is launched."""
+        return self.num_tokens - self.num_computed
+
+    @property
     def num_output(self) -> int:
         """Output tokens known to the host."""
         return len(self.tokens) - self.prompt_len

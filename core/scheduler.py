@@ -133,8 +133,8 @@ class Scheduler:
     def schedule(self, drafts: dict[str, Draft] | None = None) -> Launched | None:
         """The next step, or None when nothing can be computed: decodes, then prefills under way, then new requests."""
         step = _StepBuilder(self.limits.token_budget)
-        decoding = [r for r in self.running.values() if r.num_tokens - r.num_computed == 1]
-        prefilling = [r for r in self.running.values() if r.num_tokens - r.num_computed > 1]
+        decoding = [r for r in self.running.values() if r.remaining == 1]
+        prefilling = [r for r in self.running.values() if r.remaining > 1]
         for request in decoding:
             self._extend(step, request, (drafts or {}).get(request.id))
         for request in prefilling:
@@ -185,7 +185,7 @@ class Scheduler:
             return
         if request.in_flight and request.num_tokens >= request.max_len:
             return  # it will have ended by its length
-        count = min(request.num_tokens - request.num_computed, step.budget, self.limits.prefill_chunk)
+        count = min(request.remaining, step.budget, self.limits.prefill_chunk)
         drafts = list(draft.tokens[: step.budget - count]) if draft else []
         while not self.cache.allocate(request.id, request.num_computed + count + len(drafts)):
             if drafts:  # never worth a preemption
