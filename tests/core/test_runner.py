@@ -1,0 +1,69 @@
+"""The runner over a model that computes nothing but what a test wants to see sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch import Admission, Entry, StepBatch
+from engine.runner import Runner
+from engine.sampling_params import SamplingParams
+from engine.specs.attention import AttentionBackend, AttentionBatch, KVLayout
+from engine.specs.model import Forward, Model
+
+VOCAB = 8
+
+
+class NoAttention(AttentionBackend):
+    def kv_layout(self) -> KVLayout:
+        return KVLayout(parts=(), dtype="float32")
+
+    def plan(self, batch: AttentionBatch) -> AttentionBatch:
+        return batch
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Any) -> Tensor:
+        raise AssertionError("the model has no attention")
+
+
+class Successor(Model):
+    """Says that each token is followed by the next id; after token 5 its logits are not finite."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
+        return torch.nn.functional.one_hot((tokens + 1) % VOCAB, VOCAB).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = hidden * 9
+        logits[hidden[:, 6] > 0] = torch.nan
+        return logits
+
+    def weight_bytes(self) -> int:
+        return 0
+
+
+def entry(slot: int, count: int) -> Entry:
+    return Entry(slot=slot, start=0, count=count, samples=True, first_page=0, new_pages=[slot])
+
+
+def admission(slot: int, tokens: list[int], **params: Any) -> Admission:
+    chosen = SamplingParams(temperature=0.0, **params)
+    return Admission(slot=slot, tokens=tokens, prompt_len=len(tokens), params=chosen, seed=0, stop_ids=())
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_a_row_that_is_not_finite_fails_alone(logprobs: int | None) -> None:
+    runner = Runner(Successor(), NoAttention(), [], page_size=4, slots=3, max_len=4, device=torch.device("cpu"))
+    prompts = [[1, 2], [4, 5], [3, 6]]
+    batch = StepBatch(
+        number=1,
+        admissions=[admission(slot, tokens, logprobs=logprobs) for slot, tokens in enumerate(prompts)],
+        entries=[entry(slot, 2) for slot in range(3)],
+    )
+    first, broken, last = runner.step(batch).entries
+    assert (first.failed, broken.failed, last.failed) == (False, True, False)
+    assert (first.tokens, broken.tokens, last.tokens) == ([3], [], [7])
+    if logprobs is not None:
+        assert first.logprobs is not None
+        assert len(first.logprobs[0].token_ids) == 1 + logprobs
