@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ _CUDA_DRIVERS = ("dev/nvidiactl", "dev/dxg")  # Linux, and Linux under Windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """One device (and the host beside it). Made by `engine.device.detect` or written down by hand."""
+    """One device (and the host beside it). Made by `engine.device.detect`, or read from `engine.device_profiles`."""
 
     kind: str  # "cpu" or "cuda"
     name: str
@@ -29,6 +29,9 @@ class DeviceProfile:
     cpu_features: frozenset[str] = frozenset()  # names as /proc/cpuinfo spells them
     compute_capability: tuple[int, int] | None = None
     count: int = 1
+    bandwidth_bytes_per_s: float | None = None  # of the device's memory; None where nobody knows
+    flops: Mapping[str, float] = field(default_factory=dict, hash=False)  # per second, by dtype; empty likewise
+    here: bool = True  # False: stands for another machine, whose software nobody can ask
 
 
 def detect(kind: Literal["auto", "cpu", "cuda"] = "auto", root: Path = Path("/")) -> DeviceProfile:

@@ -18,7 +18,7 @@ def missing(device: DeviceProfile) -> str | None:
         return f"the CPU kernels don't run on {device.kind}"
     if lacking := CPU_FEATURES - device.cpu_features:
         return f"the processor lacks {', '.join(sorted(lacking))}"
-    if find_spec("engine.ops._native") is None:
+    if device.here and find_spec("engine.ops._native") is None:
         return "the CPU kernels were not compiled when the engine was installed; install a C compiler and reinstall it"
     return None
 

@@ -1,0 +1,88 @@
+"""Devices as data: a table of known ones beside this module, and the reading of a user's own file of the same form."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.config.model import Bytes
+from engine.device import DeviceProfile
+from engine.discovery import nearest
+from engine.errors import ConfigError
+
+_TABLE = Path(__file__).with_suffix(".yaml")
+
+
+class _Written(BaseModel):
+    """One device as YAML states it. `bandwidth` in bytes per second, `flops` per second and element type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory: Bytes
+    cores: int = Field(16, gt=0)
+    cpu_features: frozenset[str] = frozenset()
+    compute_capability: tuple[int, int] | None = None
+    count: int = Field(1, gt=0)
+    bandwidth: float | None = Field(None, gt=0)
+    flops: dict[str, float] = Field(default_factory=dict)
+
+    def profile(self) -> DeviceProfile:
+        """The same as the rest of the engine knows it."""
+        return DeviceProfile(
+            kind=self.kind,
+            name=self.name,
+            memory_bytes=self.memory,
+            cores=self.cores,
+            cpu_features=self.cpu_features,
+            compute_capability=self.compute_capability,
+            count=self.count,
+            bandwidth_bytes_per_s=self.bandwidth,
+            flops=self.flops,
+            here=False,
+        )
+
+
+def load_profile(name_or_path: str | Path) -> DeviceProfile:
+    """A device by its name in the table (`h200`, `cpu`, …), or the one that a YAML file describes.
+
+    Raises:
+        ConfigError: there is neither; or the file is malformed, named with each key that is wrong.
+    """
+    text = str(name_or_path)
+    if text in known():
+        return known()[text]
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigError(
+            f"no device profile is named {text!r} and no such file exists; known: {', '.join(known())}; "
+            f"a file of your own has the keys of one of these{nearest(text, known())}"
+        )
+    try:
+        return _read(yaml.safe_load(path.read_text()), str(path))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the device profile {path} can't be read: {' '.join(str(error).split())}") from error
+
+
+@cache
+def known() -> dict[str, DeviceProfile]:
+    """Every device of the table by its name, in the table's order."""
+    return {name: _read(entry, name) for name, entry in yaml.safe_load(_TABLE.read_text()).items()}
+
+
+def _read(entry: Any, source: str) -> DeviceProfile:
+    try:
+        return _Written.model_validate(entry).profile()
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'the whole'}: {p['msg']}" for p in error.errors())
+        raise ConfigError(
+            f"the device profile {source} is malformed: {problems}; its keys are {', '.join(_Written.model_fields)}"
+        ) from None
+
+
+__all__ = ["known", "load_profile"]
