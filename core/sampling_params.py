@@ -9,6 +9,8 @@ import math
 
 import msgspec
 
+from engine.structured import Structured
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Validated on construction; a bad value raises ValueError in one sentence that begins with the field's name.
@@ -36,6 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # how many alternatives beside the chosen token; None: none at all
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured: Structured | None = None  # what the text must look like
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
@@ -60,6 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError(f"seed must fit into 64 bits, not {self.seed}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids must name at least one token")
+        if self.structured is not None and self.allowed_token_ids is not None:
+            raise ValueError("allowed_token_ids can't be combined with structured output, which says what is allowed")
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
                 raise ValueError(f"logit_bias of token {token} must lie between -100 and 100, not {bias}")
