@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,28 @@ def resolve_source(
     return files
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadModel:
+    """What is known of a model once its header was read."""
+
+    loader: Choice[Any]
+    model: Choice[Any]
+    config: Mapping[str, Any]  # the checkpoint's config.json or its equivalent
+    profile: ModelProfile
+    dtype: str  # of weights and activations
+
+
+def read_model(config: EngineConfig, selector: Selector, path: Path) -> ReadModel:
+    """Choose who reads and who implements the model at `path`; raises as `compose` does."""
+    parts = {component.key: component for component in named(config)}
+    base = Needs(device=selector.device.kind, compute_capability=selector.device.compute_capability)
+    dtype = _dtype(config, selector.device)
+    loader = _choose_loader(selector, parts["model", "loader"], path, base)
+    model_config = _read_config(loader, path)
+    model, profile = _choose_model(selector, parts["model", "implementation"], model_config, replace(base, dtype=dtype))
+    return ReadModel(loader=loader, model=model, config=model_config, profile=profile, dtype=dtype)
+
+
 def compose(
     config: EngineConfig, registry: Registry, device: DeviceProfile, path: Path, origins: Origins | None = None
 ) -> Composition:
@@ -75,19 +97,16 @@ def compose(
     parts = {component.key: component for component in named(config)}
     for component in parts.values():
         refuse_orphans(component, known)
+    found = read_model(config, selector, path)
+    profile, dtype = found.profile, found.dtype
     base = Needs(device=device.kind, compute_capability=device.compute_capability)
-    dtype = _dtype(config, device)
-
-    loader = _choose_loader(selector, parts["model", "loader"], path, base)
-    model_config = _read_config(loader, path)
-    model, profile = _choose_model(selector, parts["model", "implementation"], model_config, replace(base, dtype=dtype))
     max_context = _max_context(config, profile, known)
     needs = _kv_needs(config, profile, replace(base, dtype=dtype))
     lossless = replace(base, dtype=dtype, flags=frozenset({Flag.LOSSLESS}))
 
     choices = {
-        "loader": loader,
-        "model": model,
+        "loader": found.loader,
+        "model": found.model,
         "attention": selector.choose(parts["attention",], _attention_needs(needs, profile)),
         "kv_cache": selector.choose(parts["kv_cache",], replace(base, page_size=config.kv_cache.page_size)),
         # `auto` never changes the text, so it takes nothing that rounds weights away.
@@ -101,7 +120,7 @@ def compose(
         config=config,
         device=device,
         model_path=path,
-        model_config=model_config,
+        model_config=found.config,
         profile=profile,
         dtype=dtype,
         max_context=max_context,
@@ -192,4 +211,4 @@ def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) 
     return asked
 
 
-__all__ = ["compose", "resolve_source"]
+__all__ = ["ReadModel", "compose", "read_model", "resolve_source"]
