@@ -3,6 +3,12 @@
 Collecting hook, asked once while the engine is composed. What an offer builds is called directly: `plan` once a step,
 `forward` once a layer, both on the runner's thread. A backend decides how a page of KV is laid out; the core allocates.
 
+Threads: `build` and `kv_layout` run once, at start-up. Then, on the runner's thread and under `torch.inference_mode`:
+`plan` first, then `forward` for layers 0, 1, …, each once, then the next step. No two calls overlap.
+
+Errors: `build` raises ValueError for a shape it can't serve. Whatever `plan` or `forward` raises fails the requests of
+that step with its text; the engine goes on, and ends after several such steps in a row.
+
 `build(options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend`
 """
 

@@ -1,5 +1,10 @@
 """Extension point: commands of the `engine` program.
 
+Threads: `build` runs in the `engine` program when the command is asked for; the command then owns the main thread.
+
+Errors: raise `click.ClickException`, or a subclass of `engine.errors.EngineError`, for what the user can put right: one
+sentence, no traceback.
+
 `build(options) -> click.Command`
 """
 

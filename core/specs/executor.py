@@ -1,5 +1,11 @@
 """Extension point: executors, which decide where the model's ranks run.
 
+Threads: `build`, `launch`, `result` and `close` are called on the engine core's main thread. `make_runner` and every
+`runner.step` run on one other thread (or in other processes), in the order of `launch`.
+
+Errors: what `make_runner` raises comes out of `build`, with nothing left behind. What a step raises comes out of its
+`result`, each time it is asked; later steps run all the same.
+
 `build(options, *, make_runner: Callable[[], Runner]) -> Executor`
 """
 

@@ -3,6 +3,11 @@
 A cache knows page ids and token ids, never a tensor. It is called by the scheduler only, on the scheduler's thread, a
 few times per request and step, so every method must cost O(pages touched).
 
+Threads: all methods run on the scheduler's thread, one at a time.
+
+Errors: only those that a method documents; the scheduler makes no call that could raise them. Any other exception is a
+bug in the cache and ends the engine core.
+
 `build(options, *, num_pages: int, page_size: int) -> KVCache`
 """
 

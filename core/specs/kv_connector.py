@@ -4,6 +4,12 @@ The core owns the life of a transfer: leases, deadlines, retries, the fall-back 
 bytes and says what happened. All methods but `poll` return at once and are called on the scheduler's thread; the moving
 happens on the connector's own threads, which may touch only the pages they were told of.
 
+Threads: the core calls every method on the scheduler's thread: `allocate`, then `start`, once; the others in any order,
+`close` last. `wake` may be called from any thread.
+
+Errors: `publish` and `fetch` may raise ValueError, which is told to the request alone. Everything that goes wrong
+later is an event, never an exception: whatever `poll` raises ends the engine core.
+
 `build(options, *, role: Role, schema: KVSchema, engine_id: str) -> KVConnector`
 """
 

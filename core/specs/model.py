@@ -3,6 +3,13 @@
 An offer says which architectures it implements and reads a profile off a `config.json` without touching a weight. What
 it builds is called by the runner once a step.
 
+Threads: `profile` of the offer runs while composing, in any process. `build`, `forward` and `logits` run on the
+runner's thread; a step is one `forward`, which calls `Forward.attend` once for each layer in order, then at most one
+`logits`.
+
+Errors: `profile` raises ValueError naming the field of the config; `build` raises ValueError or KeyError naming the
+tensor. What `forward` raises fails the requests of that step.
+
 `build(options, *, config: dict, profile: ModelProfile, weights: WeightSource, linears: Quantization, ops: Ops,
 device: torch.device, dtype: torch.dtype) -> Model`
 """
@@ -88,12 +95,14 @@ class Model(ABC):
 class ModelOffer(Offer[Model]):
     """An offer that also knows which checkpoints it can read.
 
-    `profile` raises ValueError, naming the field, when the config asks for what the implementation lacks. It must not
-    import torch.
+    `profile` raises ValueError, naming the field, when the config asks for what the implementation lacks. `weights`
+    lists name (in the Hugging Face spelling) and shape of every weight that will be read, so that a plan can count
+    bytes and ranks; without it the plan knows the profile's sum only. Neither may import torch.
     """
 
     architectures: frozenset[str]
     profile: Callable[[Mapping[str, Any]], ModelProfile]
+    weights: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
 
 
 OFFER: Final = ModelOffer

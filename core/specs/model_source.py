@@ -2,6 +2,11 @@
 
 Called once at start-up, before anything is loaded.
 
+Threads: `resolve` runs once, on the main thread, before the engine core starts; it may take minutes if it reports
+progress.
+
+Errors: FileNotFoundError or another OSError, or ValueError for a malformed rest; the sentence becomes the program's.
+
 `build(options) -> ModelSource`
 """
 

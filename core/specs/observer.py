@@ -3,6 +3,11 @@
 Called on a thread of their own; a slow or raising observer delays nothing but itself (it is logged and dropped after
 repeated failures).
 
+Threads: `receive` and `close` run on one thread that all observers of an engine share, never on the step's.
+
+Errors: what `receive` raises is logged; after several failures in a row the observer is dropped. Requests notice
+nothing.
+
 `build(options) -> Observer`
 """
 

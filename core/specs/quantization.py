@@ -2,6 +2,12 @@
 
 Also the place for lossless repacking (capability flag `lossless`): the weight in an order that a kernel likes.
 
+Threads: `linear` and `head` run while the model is built, on the runner's thread; so does the product, in every step
+and under `torch.inference_mode`. On CUDA a product may be captured in a graph: it may not wait for the device.
+
+Errors: `linear` passes on what `WeightSource.get` raises and raises ValueError for shapes that it can't pack. A product
+must not raise.
+
 `build(options, *, device: DeviceProfile, dtype: torch.dtype) -> Quantization`
 """
 
@@ -9,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from engine.hooks import hookspec
@@ -60,9 +67,20 @@ class Quantization(ABC):
         """The output layer over an embedding matrix [vocab, hidden] that is tied to it; shares memory if it can."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationOffer(Offer[Quantization]):
+    """An offer that says beforehand what it keeps; for a plain `Offer` a plan counts elements of the dtype.
+
+    `bytes_per_weight` is for one element of a linear layer, scales included; None is the dtype's size.
+    """
+
+    bytes_per_weight: float | None = None
+    copies_tied_head: bool = False  # an output layer that is tied to the embedding is kept a second time
+
+
 @hookspec
 def quantizations() -> Iterable[Offer[Quantization]]:  # type: ignore[empty-body]
     """Offer quantizations. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "Linear", "Quantization", "quantizations"]
+__all__ = ["API", "HOOK", "Linear", "Quantization", "QuantizationOffer", "quantizations"]

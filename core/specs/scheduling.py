@@ -2,6 +2,10 @@
 
 Called on the scheduler's thread, once a step at most; must not block.
 
+Threads: the scheduler's thread, one call at a time.
+
+Errors: neither method may raise; an exception ends the engine core.
+
 `build(options) -> SchedulingPolicy`
 """
 

@@ -1,5 +1,11 @@
 """Extension point: routes of the HTTP server.
 
+Threads: `build` runs once at start-up. Handlers run on the event loop of the HTTP process: what blocks or computes
+belongs in a thread of its own.
+
+Errors: what `build` raises ends the start-up. What a handler raises becomes an answer with status 500, or with the one
+of an `HTTPException`.
+
 `build(options, *, state: Any) -> fastapi.APIRouter`; `state` is the server's `ServerState` (client, tokenizer, config).
 Routes stand behind the API key like the built-in ones; a path that exists already is refused at start.
 """

@@ -3,6 +3,12 @@
 The core verifies, rolls back and counts; a speculator only proposes. `propose` runs once a step on the scheduler's
 thread, with the tokens of the step before; so an engine that speculates does not schedule ahead.
 
+Threads: all calls come from the scheduler's thread, one at a time: `taps` once, then in each step `propose`, and after
+the step `accepted` for each request that had a draft; `forget` when a request leaves.
+
+Errors: what `propose` raises is counted and logged, and the step runs without drafts; so do malformed drafts. The
+other methods must not raise.
+
 `build(options, *, profile: ModelProfile, max_running: int) -> Speculator`
 """
 

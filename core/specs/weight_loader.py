@@ -3,6 +3,13 @@
 Opening a checkpoint reads its header only; tensors are read one by one when the model asks for them, under the names of
 the Hugging Face checkpoint of that architecture, whatever the file calls them.
 
+Threads: `recognizes`, `config` and `tokenizer` run in the HTTP process and in the engine core. `open` and the methods
+of `WeightSource` run in the engine core, one call at a time: `expect` once, then `get` as often as the model needs,
+then `close`.
+
+Errors: KeyError for an absent tensor, ValueError or OSError for everything else, always naming the file. Start-up then
+ends with that sentence.
+
 `build(options) -> WeightLoader`
 """
 

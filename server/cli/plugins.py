@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from engine.server.cli import docs
 from engine.server.cli.parameters import config_argument, json_option, loaded_with_registry, set_option
 from engine.server.cli.table import table
 
@@ -158,5 +159,7 @@ def _capabilities(offer: Offer[Any]) -> Iterator[str]:
             words = ".".join(map(str, value)) if isinstance(value, tuple) else ", ".join(sorted(map(str, value)))
             yield f"{declared.name.replace('_', ' ')}: {words}"
 
+
+group.add_command(docs.command)
 
 __all__ = ["group"]
