@@ -100,6 +100,8 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str = "",
         kv_transfer: dict[str, Any] | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> AsyncGenerator[Output]:
         """News of one request until its finish reason; closing the iterator early aborts the request."""
         if self.failed is not None:
@@ -108,7 +110,7 @@ class EngineClient:
         self._streams[request_id] = queue
         finished = False
         try:
-            self._send(Add(request_id, prompt, params, priority, cache_salt, kv_transfer))
+            self._send(Add(request_id, prompt, params, priority, cache_salt, kv_transfer, tenant, weight))
             while not finished:
                 output = await queue.get()
                 finished = output.finish_reason is not None
@@ -123,14 +125,14 @@ class EngineClient:
         if self.failed is None:
             self._send(Abort([request_id]))
 
-    async def control(self, verb: str) -> dict[str, Any]:
-        """Ask the core something: `stats` or `reset_cache`."""
+    async def control(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Ask the core for something; the verbs are those of `engine.control`."""
         if self.failed is not None:
             raise CoreFailed(self.failed)
         number = next(self._numbers)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._replies[number] = reply
-        self._send(Control(number, verb))
+        self._send(Control(number, verb, arguments))
         try:
             return await reply
         finally:

@@ -49,6 +49,8 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
     kv_transfer: dict[str, Any] | None = None
+    tenant: str = ""  # who asks; what a fair scheduling policy shares between
+    weight: float = 1.0  # the tenant's share
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -58,10 +60,11 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
-    """`reset_cache`, `stats` or `shutdown`; answered by a Reply with the same number (but for shutdown)."""
+    """A verb of `engine.control`, or `shutdown`; answered by a Reply with the same number (but for shutdown)."""
 
     number: int
     verb: str
+    arguments: dict[str, Any] = {}
 
 
 # From the core to the HTTP side
@@ -92,6 +95,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Timing(msgspec.Struct, frozen=True):
+    """Where the time of a finished request went in the core, in seconds. Queue, prefill and decode add up to all of it."""
+
+    queue: float  # from its arrival to its admission
+    prefill: float  # from there to the first token: its own prompt, and the steps it shared
+    decode: float  # from there to the end
+    preemptions: int = 0
+    preempted: float = 0.0  # of prefill and decode: waited for pages after a preemption
+    stalled: float = 0.0  # of decode: steps took longer because prompts of others were computed in them
+    steps: int = 0  # from the first token to the end
+
+
 class Output(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
     """News of one request. After a finish reason nothing more comes for its id."""
 
@@ -106,6 +121,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
     invalid: bool = False  # with `error`: never admitted, and never will be: the request itself is at fault
     cached_tokens: int = 0  # prompt tokens that were not computed; valid from the first output on
     kv_transfer: dict[str, Any] | None = None  # with a finish: handle for the consumer
+    timing: Timing | None = None  # with a finish, unless it was never admitted
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -139,6 +155,7 @@ __all__ = [
     "Ready",
     "Reply",
     "Start",
+    "Timing",
     "ToCore",
     "TokenLogprobs",
 ]

@@ -35,6 +35,8 @@ class Request:
     arrival: float  # seconds, monotonic
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""  # who asks; what a fair scheduling policy shares between
+    weight: float = 1.0  # the tenant's share
     kv_source: dict[str, Any] | None = None  # handle of KV that another engine computed
     kv_export: bool = False  # publish the KV at the end
     status: Status = Status.WAITING

@@ -39,11 +39,13 @@ class Client(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         kv_transfer: dict[str, Any] | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> AsyncGenerator[Output]:
         """The outputs of one request; closing the iterator aborts it."""
 
-    async def control(self, verb: str) -> dict[str, Any]:
-        """Ask the core; see `engine.messages.Control`."""
+    async def control(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Ask the core; see `engine.control`."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

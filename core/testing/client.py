@@ -21,6 +21,8 @@ class Call:
     priority: int
     cache_salt: str
     kv_transfer: dict[str, Any] | None
+    tenant: str = ""
+    weight: float = 1.0
 
 
 Script = Callable[[Call], Sequence[Output]]
@@ -88,6 +90,7 @@ class ScriptedClient:
     waiting: int = 0
     calls: list[Call] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    controls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -102,9 +105,11 @@ class ScriptedClient:
         priority: int = 0,
         cache_salt: str = "",
         kv_transfer: dict[str, Any] | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> AsyncGenerator[Output]:
         """Play the script; closing the generator early counts as an abort."""
-        call = Call(request_id, prompt, params, priority, cache_salt, kv_transfer)
+        call = Call(request_id, prompt, params, priority, cache_salt, kv_transfer, tenant, weight)
         self.calls.append(call)
         self.running += 1
         finished = False
@@ -119,10 +124,13 @@ class ScriptedClient:
             if not finished:
                 self.aborted.append(request_id)
 
-    async def control(self, verb: str) -> dict[str, Any]:
-        """Numbers of an engine that has done nothing."""
+    async def control(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Numbers of an engine that has done nothing; what was asked for is kept."""
+        self.controls.append((verb, arguments))
+        if verb != "stats":
+            return {"pages": 3} if verb == "reset_cache" else {}
         cache = dict.fromkeys(("free", "cached", "held", "lookup_tokens", "hit_tokens", "evicted_pages"), 0)
-        return {"kv_cache": {"pages": 64, **cache}, "preemptions": 0, "steps": 0, "drafts": {}}
+        return {"kv_cache": {"pages": 64, **cache}, "preemptions": 0, "steps": 0, "drafts": {}, "transfers": []}
 
 
 __all__ = ["Call", "Script", "ScriptedClient", "say", "scores"]
