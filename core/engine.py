@@ -76,6 +76,8 @@ class Engine:
             arrival=time.monotonic(),
             priority=add.priority,
             cache_salt=add.cache_salt,
+            tenant=add.tenant,
+            weight=add.weight,
             kv_source=add.kv_transfer if source.get("do_remote_prefill") else None,
             kv_export=bool(source.get("do_remote_decode")),
         )
@@ -146,7 +148,8 @@ class Engine:
             )
             return self.scheduler.fail(launched, f"the step failed: {type(error).__name__}: {error}")
         self._failures = 0
-        return self.scheduler.commit(launched, result)
+        self.observation.times.step(launched.batch, time.monotonic())
+        return self.observation.times.stamp(self.scheduler.commit(launched, result))
 
     def stats(self) -> dict[str, Any]:
         """Counters for metrics; JSON values only."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.specs.observer import Observer, RequestEvent
+from engine.timing import Timekeeper
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ MOST_FAILURES: Final = 3
 
 
 class Observation:
-    """The observers of one engine. Without any, `emit` does nothing and there is no thread."""
+    """The observers of one engine, and the times of its requests. Without observers there is no thread."""
 
     def __init__(self, observers: Sequence[Observer], most_queued: int = MOST_QUEUED) -> None:
         self._failures = dict.fromkeys(observers, 0)
@@ -34,12 +35,14 @@ class Observation:
         self._wake = threading.Condition()
         self._closing = False
         self.dropped = 0
+        self.times = Timekeeper()
         self._thread = threading.Thread(target=self._deliver, name="observers", daemon=True) if observers else None
         if self._thread is not None:
             self._thread.start()
 
     def emit(self, event: RequestEvent) -> None:
-        """Queue one event."""
+        """Note the time, and queue the event."""
+        self.times.follow(event)
         if self._thread is None:
             return
         with self._wake:

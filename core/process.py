@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine import control
 from engine.errors import EngineError
 from engine.messages import Abort, Add, Control, Failed, Output, Outputs, Phase, Ready, Reply, Start, ToCore
 from engine.wire import frame, receive
@@ -141,12 +142,8 @@ class CoreProcess:
                 engine.abort(request_ids)
             case Control(verb="shutdown"):
                 return False
-            case Control(number, "stats"):
-                self._send(Reply(number, engine.stats()))
-            case Control(number, "reset_cache"):
-                self._send(Reply(number, {"pages": engine.scheduler.cache.reset()}))
-            case Control(number, verb):
-                self._send(Reply(number, {"error": f"unknown verb {verb!r}"}))
+            case Control(number, verb, arguments):
+                self._send(Reply(number, control.answer(engine, verb, arguments)))
         return True
 
 

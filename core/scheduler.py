@@ -249,6 +249,8 @@ class Scheduler:
         if not request.admissions:
             request.cached_tokens = match.num_tokens
             self._tell(Stage.ADMITTED, request)
+        else:
+            self._tell(Stage.RESUMED, request)
         request.admissions += 1
         request.status = Status.FETCHING if fetches else Status.RUNNING
         step.admissions.append(self._admission(request))

@@ -33,6 +33,7 @@ class Stage(StrEnum):
     ADMITTED = "admitted"
     FIRST_TOKEN = "first_token"
     PREEMPTED = "preempted"
+    RESUMED = "resumed"  # admitted again after a preemption
     FINISHED = "finished"
 
 

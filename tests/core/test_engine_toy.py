@@ -85,19 +85,21 @@ class Bench:
         self.device = ToyExecutor(num_pages=pages, page_size=PAGE, slots=running, vocab_size=VOCAB)
         drafter = Drafter(speculator, max_draft=4, vocab_size=VOCAB) if speculator else None
         handover = Handover(TransferLedger([], lambda: 0.0), engine_id="toy", page_size=PAGE)
+        observation = Observation([])
         self.scheduler = Scheduler(
             self.cache,
             policy_offer.build(policy_offer.options()),
             Limits(max_running=running, max_waiting=waiting, token_budget=budget, prefill_chunk=chunk or budget),
             drafts=drafter,
             transfers=handover,
+            emit=observation.emit,
         )
         handover.attach(self.scheduler)
         self.engine = Engine(
             self.scheduler,
             self.device,
             handover,
-            Observation([]),
+            observation,
             drafter=drafter,
             overlap=overlap,
             max_context=pages * PAGE,
@@ -119,6 +121,7 @@ class Bench:
             assert output.request_id not in self.ends, "news after the end"
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
+                assert output.timing is not None or output.error
                 self.ends[output.request_id] = output
         return outputs
 
@@ -132,6 +135,7 @@ class Bench:
     def assert_empty(self) -> None:
         """Every page is free or cached, and nothing is remembered."""
         self.cache.check()
+        assert not self.engine.observation.times._lives
         stats = self.cache.stats()
         assert (stats.held, stats.free + stats.cached) == (0, stats.pages)
         assert not self.scheduler.requests

@@ -1,0 +1,32 @@
+"""What the HTTP process may ask of the core beside requests: one verb, one answer of JSON values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+def answer(engine: Engine, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what the verb says, between two steps.
+
+    `stats` has the counters, `reset_cache` forgets every cached prefix that no request uses, `log_level` sets the least
+    severe message that is written. An unknown verb is answered with an error.
+    """
+    match verb:
+        case "stats":
+            return engine.stats()
+        case "reset_cache":
+            return {"pages": engine.scheduler.cache.reset()}
+        case "log_level":
+            level = str(arguments["level"])
+            logging.getLogger("engine").setLevel(level.upper())
+            return {"level": level}
+        case _:
+            return {"error": f"unknown verb {verb!r}"}
+
+
+__all__ = ["answer"]
