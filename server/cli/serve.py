@@ -104,9 +104,9 @@ async def _serve_with(
     client: EngineClient, config: EngineConfig, registry: Registry, files: ModelFiles, sock: socket.socket
 ) -> None:
     # Imported only now: the core's process, which has most to do, starts while these imports run.
+    from engine.model_tokenizer import load_tokenizer
     from engine.server.app import create_app
     from engine.server.lifecycle import serve
-    from engine.server.loading import load_tokenizer
     from engine.server.metrics import Metrics
     from engine.server.state import ServerState
 

@@ -14,7 +14,7 @@ from engine.registry import Registry
 from engine.server.app import create_app
 from engine.server.cli.serve import bind
 from engine.server.lifecycle import serve
-from engine.server.loading import load_tokenizer
+from engine.model_tokenizer import load_tokenizer
 from engine.server.metrics import Metrics
 from engine.server.state import ServerState
 from engine.specs.weight_loader import WeightLoader, WeightSource

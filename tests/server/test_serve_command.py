@@ -13,8 +13,8 @@ from engine.server.cli.serve import bind, command
 
 
 def test_the_http_process_imports_no_torch() -> None:
-    modules = "cli.serve, app, lifecycle, loading, metrics, state".replace(" ", "").split(",")
-    imports = "; ".join(f"import engine.server.{module}" for module in modules)
+    modules = "server.cli.serve, server.app, server.lifecycle, server.metrics, server.state, model_tokenizer"
+    imports = "; ".join(f"import engine.{module}" for module in modules.split(", "))
     code = f"import sys; {imports}; print(sorted({{'torch', 'transformers', 'triton'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
