@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.hooks import hookimpl
     from engine.llm import LLM
+    from engine.llm_async import AsyncLLM
     from engine.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
-_HOMES = {"LLM": "engine.llm", "SamplingParams": "engine.sampling_params", "hookimpl": "engine.hooks"}
+_HOMES = {
+    "AsyncLLM": "engine.llm_async",
+    "LLM": "engine.llm",
+    "SamplingParams": "engine.sampling_params",
+    "hookimpl": "engine.hooks",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +30,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["LLM", "SamplingParams", "__version__", "hookimpl"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__", "hookimpl"]

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from engine.assemble import assemble
+from engine.completion import Completion, Messages, Prompt, RequestFailed, Writing, encode, several
 from engine.compose import resolve_source
 from engine.config.load import load_config
 from engine.config.model import EngineConfig
-from engine.detokenizer import Detokenizer
-from engine.errors import EngineError
-from engine.messages import Add, FinishReason, Output
+from engine.messages import Add
 from engine.registry import Registry
 from engine.sampling_params import SamplingParams
-from engine.text import ChoiceText
+from engine.text import Delta
 from engine.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
-
-
-class RequestFailed(EngineError):
-    """A request could not be computed."""
-
-
-@dataclass(slots=True)
-class Completion:
-    """What came of one prompt."""
-
-    prompt_token_ids: list[int]
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    cached_tokens: int = 0
-    kv_transfer: dict[str, Any] | None = None
 
 
 class LLM:
-    """An engine in this process. Not safe for use by several threads at once.
+    """An engine in this process. Not safe for use by several threads at once; see `AsyncLLM` for that.
 
     Args:
         config: a YAML file, or a configuration; the embedded default model if unset.
@@ -66,12 +46,14 @@ class LLM:
         built = assemble(config, files.path, registry=plugins)
         self.engine, self.composition = built.engine, built.composition
         self.tokenizer: Tokenizer = built.composition.choices["loader"].build().tokenizer(files.path)
+        self._template = config.model.chat_template
         self._ids = itertools.count()
+        self._requests: dict[str, _Request] = {}  # that the engine works on
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **fields: Any
     ) -> list[Completion]:
-        """Complete prompts, all in one batch.
+        """Complete prompts, as many at once as the engine takes; the first failure ends all.
 
         Args:
             params: for every prompt.
@@ -80,35 +62,54 @@ class LLM:
         Raises:
             RequestFailed: a prompt is refused (too long, say) or its computation failed.
         """
-        chosen = params or SamplingParams()
-        running = {}
-        for prompt in _several(prompts):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
-            running[f"llm-{next(self._ids)}"] = _Work(Completion(ids), self.tokenizer, chosen)
-        for request_id, work in running.items():
-            refusal = self.engine.add(Add(request_id, work.completion.prompt_token_ids, chosen, **fields))
-            if refusal is not None:
-                self.engine.abort(list(running))
-                raise RequestFailed(refusal.error)
-        for output in self._outputs(running):
-            work = running[output.request_id]
-            if output.error:
-                self.engine.abort(list(running))
-                raise RequestFailed(output.error)
-            if work.take(output):
-                self.engine.abort([output.request_id])
-        return [work.completion for work in running.values()]
+        requests = [self._request(prompt, params, fields) for prompt in several(prompts)]
+        queue, running = deque(requests), list[_Request]()
+        try:
+            while queue or running:
+                while queue and self._add(queue[0]):
+                    running.append(queue.popleft())
+                self._step()
+                for request in running:
+                    request.news.clear()
+                    request.raise_failure()
+                running = [request for request in running if not request.writing.finished]
+        finally:
+            self._forget(running)
+        return [request.writing.completion for request in requests]
 
-    def chat(
-        self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None, **template: Any
-    ) -> Completion:
-        """Answer a conversation; `template` goes to the chat template."""
-        text = self.tokenizer.apply_chat_template(list(messages), **template)
-        return self.generate([self.tokenizer.encode(text)], params)[0]
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **template: Any) -> Completion:
+        """Answer a conversation; `template` goes to the chat template, `tools` among it. Raises as `generate`."""
+        return self.generate([self._encode(messages, template)], params)[0]
 
-    def _outputs(self, running: dict[str, _Work]) -> Iterator[Output]:
-        while any(work.completion.finish_reason is None for work in running.values()):
-            yield from (output for output in self.engine.step() if output.request_id in running)
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        template: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Iterator[Delta]:
+        """The completion of one prompt, piece by piece. Several may be read in turn; closing one aborts its request.
+
+        Args:
+            template: variables for the chat template, if the prompt is a conversation.
+            fields: as for `generate`.
+
+        Raises:
+            RequestFailed: as `generate`, when the first piece is asked for or later.
+        """
+        request = self._request(self._encode(prompt, template or {}), params, fields)
+        try:
+            while not self._add(request):
+                self._step()
+            while request.news or not request.writing.finished:
+                if not request.news:
+                    self._step()
+                    request.raise_failure()
+                while request.news:
+                    yield request.news.popleft()
+        finally:
+            self._forget([request])
 
     def close(self) -> None:
         """Release memory, threads and transports."""
@@ -122,34 +123,56 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _encode(self, prompt: Prompt, template: dict[str, Any]) -> list[int]:
+        return encode(self.tokenizer, prompt, **{"template": self._template, **template})
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A single prompt is a text or a list of token ids."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+    def _request(self, prompt: Prompt, params: SamplingParams | None, fields: dict[str, Any]) -> _Request:
+        chosen = params or SamplingParams()
+        writing = Writing(self._encode(prompt, {}), self.tokenizer, chosen)
+        return _Request(Add(f"llm-{next(self._ids)}", writing.completion.prompt_token_ids, chosen, **fields), writing)
 
-
-class _Work:
-    """A completion in the making."""
-
-    def __init__(self, completion: Completion, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self.completion = completion
-        detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        self._text = ChoiceText(0, params, detokenizer, frozenset(tokenizer.eos_token_ids))
-
-    def take(self, output: Output) -> bool:
-        """Add news; True when a stop string ended the text although the engine would go on."""
-        done = self.completion
-        if done.finish_reason is not None:
+    def _add(self, request: _Request) -> bool:
+        """Hand a request to the engine; False when its queue is full for now."""
+        refusal = self.engine.add(request.add)
+        if refusal is None:
+            self._requests[request.add.request_id] = request
+            return True
+        if refusal.refused and self.engine.has_work:
             return False
-        delta = self._text.feed(output)
-        done.text += delta.text
-        done.token_ids += delta.token_ids
-        done.cached_tokens, done.kv_transfer = delta.cached_tokens, delta.kv_transfer
-        if delta.finish_reason is not None:
-            done.finish_reason = FinishReason(delta.finish_reason)
-        return done.finish_reason is not None and output.finish_reason is None
+        raise RequestFailed(refusal.error)
+
+    def _step(self) -> None:
+        """One step of the engine, for whichever requests it works on."""
+        for output in self.engine.step():
+            request = self._requests.get(output.request_id)
+            if request is None:
+                continue
+            try:
+                request.news.append(request.writing.take(output))
+            except RequestFailed as error:
+                request.failure = error
+            if output.finish_reason is not None:
+                del self._requests[output.request_id]
+            elif request.writing.finished:
+                self._forget([request])
+
+    def _forget(self, requests: Sequence[_Request]) -> None:
+        """Abort those that the engine still works on."""
+        left = [r.add.request_id for r in requests if self._requests.pop(r.add.request_id, None) is not None]
+        self.engine.abort(left)
+
+
+class _Request:
+    """One prompt on its way."""
+
+    def __init__(self, add: Add, writing: Writing) -> None:
+        self.add, self.writing = add, writing
+        self.news: deque[Delta] = deque()
+        self.failure: RequestFailed | None = None
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 __all__ = ["LLM", "Completion", "RequestFailed"]

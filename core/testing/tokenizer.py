@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 EOS = 256
 """The end token of `byte_tokenizer`; tokens 0 to 255 are the bytes."""
@@ -17,6 +24,17 @@ _TEMPLATE = (
 
 def byte_tokenizer() -> Tokenizer:
     """Bytes as tokens, `<end>` as the end token, and a chat template that writes `<role>content` lines."""
+    return Tokenizer(_backend(), special_tokens={"eos_token": "<end>"}, chat_templates={"default": _TEMPLATE})
+
+
+def save_byte_tokenizer(folder: Path) -> None:
+    """Write the files of `byte_tokenizer` into a model's folder."""
+    _backend().save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<end>", "chat_template": _TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _backend() -> Backend:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -28,7 +46,7 @@ def byte_tokenizer() -> Tokenizer:
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = ByteLevelDecoder()
     backend.add_special_tokens([AddedToken("<end>", special=True)])
-    return Tokenizer(backend, special_tokens={"eos_token": "<end>"}, chat_templates={"default": _TEMPLATE})
+    return backend
 
 
 def _byte_characters() -> list[str]:
@@ -38,4 +56,4 @@ def _byte_characters() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
-__all__ = ["EOS", "byte_tokenizer"]
+__all__ = ["EOS", "byte_tokenizer", "save_byte_tokenizer"]
