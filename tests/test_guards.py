@@ -22,7 +22,7 @@ PACKAGES = {"engine": ROOT / "core", "engine.plugins": ROOT / "plugins", "engine
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 CORE_LIBRARIES = {"torch", "numpy", "pluggy", "pydantic", "pydantic_core", "yaml", "msgspec", "tokenizers", "jinja2"}
-KIT_LIBRARIES = CORE_LIBRARIES | {"pytest", "hypothesis"}
+KIT_LIBRARIES = CORE_LIBRARIES | {"pytest", "hypothesis", "transformers"}
 """What the conformance kit may import beside."""
 
 

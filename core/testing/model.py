@@ -1,14 +1,13 @@
 """What every model implementation must keep, and a plain `Forward` to run one without an engine.
 
-A test class names the offer, its module and a quantization, and opens a checkpoint:
+A test class names the offer and its module:
 
     class TestMine(ModelConformance):
         (offer,) = my_package.plugin.models()
         module = "my_package.plugin"
-        (linears,) = none.quantizations()
 
-        @pytest.fixture
-        def checkpoint(self, tmp_path): ...  # -> (config, weights), small enough for a test
+The checkpoint is a tiny random one of the first architecture of the offer that transformers can make; `architecture`
+names another, and the fixture `checkpoint` may be overridden for what transformers doesn't know.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
@@ -25,10 +24,18 @@ from torch import Tensor
 
 from engine.ops.reference import TorchOps
 from engine.plugin import KVKind, Offer
-from engine.specs.model import Forward, Model, ModelOffer, ModelProfile
+from engine.specs.model import ANY_ARCHITECTURE, Forward, Model, ModelOffer, ModelProfile
 from engine.specs.quantization import Quantization
 from engine.specs.weight_loader import WeightSource
+from engine.testing.checkpoints import PlainQuantization, TensorWeights, tiny_config, tiny_model
+from engine.testing.claims import proves
 from engine.testing.offer import OfferConformance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FALLBACK = "Gemma2ForCausalLM"
+"""What a model that takes every architecture is tried with."""
 
 Checkpoint = tuple[Mapping[str, Any], WeightSource]
 
@@ -72,19 +79,23 @@ class DenseForward(Forward):
 
 
 def build_model(
-    offer: ModelOffer, linears: Offer[Quantization], config: Mapping[str, Any], weights: WeightSource
+    offer: ModelOffer,
+    linears: Offer[Quantization] | None,
+    config: Mapping[str, Any],
+    weights: WeightSource,
+    dtype: torch.dtype = torch.float32,
 ) -> Model:
-    """Build a model in float32 on the CPU, with the reference operations."""
+    """Build a model on the CPU, with the reference operations; no quantization if None is given."""
     device = OfferConformance.device
     return offer.build(
         offer.options(),
         config=config,
         profile=offer.profile(config),
         weights=weights,
-        linears=linears.build(linears.options(), device=device, dtype=torch.float32),
+        linears=linears.build(linears.options(), device=device, dtype=dtype) if linears else PlainQuantization(dtype),
         ops=TorchOps(),
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        dtype=dtype,
     )
 
 
@@ -106,10 +117,31 @@ def run(model: Model, texts: Sequence[Sequence[int]], chunk: int | None = None) 
 
 
 class ModelConformance(OfferConformance):
-    """Subclasses set `offer`, `module` and `linears`, and provide the fixture `checkpoint`."""
+    """Subclasses set `offer` and `module`."""
 
     offer: ClassVar[ModelOffer]
-    linears: ClassVar[Offer[Quantization]]
+    linears: ClassVar[Offer[Quantization] | None] = None  # the quantization to build with; none at all by default
+    architecture: ClassVar[str | None] = None  # of the checkpoint
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Every dtype that the offer claims."""
+        super().pytest_generate_tests(metafunc)
+        self.each(metafunc, "dtype", "dtypes", ["bfloat16", "float32"])
+
+    @pytest.fixture
+    def original(self) -> PreTrainedModel | None:
+        """The model of transformers that the checkpoint is taken from."""
+        known = sorted(self.offer.architectures - {ANY_ARCHITECTURE}) or [FALLBACK]
+        wanted = [self.architecture] if self.architecture else known
+        return next((model for name in wanted if (model := tiny_model(name)) is not None), None)
+
+    @pytest.fixture
+    def checkpoint(self, original: PreTrainedModel | None) -> Checkpoint:
+        """Its config and weights; skips what transformers doesn't know."""
+        if original is None:
+            names = ", ".join(sorted(self.offer.architectures))
+            pytest.skip(f"transformers can't make a small model of {names}; override `checkpoint` in a test class")
+        return tiny_config(original), TensorWeights(original.state_dict())
 
     @pytest.fixture
     def built(self, checkpoint: Checkpoint) -> Model:
@@ -142,12 +174,34 @@ class ModelConformance(OfferConformance):
         assert profile.parameters > 0
         assert profile.max_context > 0
 
+    def test_logits_equal_transformers(self, checkpoint: Checkpoint, built: Model, texts: list[list[int]]) -> None:
+        """In float32, with random weights whose logits are far from flat."""
+        weights = checkpoint[1]
+        theirs = tiny_model(checkpoint[0]["architectures"][0])
+        if theirs is None or not isinstance(weights, TensorWeights):
+            pytest.skip("the checkpoint is not one that transformers made for the kit")
+        with torch.inference_mode():
+            for text, ours in zip(texts, run(built, texts), strict=True):
+                want = theirs(torch.tensor([text])).logits[0]
+                assert want.std() > 0.2, "flat logits would prove nothing"
+                torch.testing.assert_close(ours, want, rtol=0, atol=2e-4)
+
     def test_logits_are_float32(self, built: Model, texts: list[list[int]]) -> None:
         """Sampling counts on it."""
         for text, logits in zip(texts, run(built, texts), strict=True):
             assert logits.shape == (len(text), built.profile.vocab_size)
             assert logits.dtype is torch.float32
             assert logits.isfinite().all()
+
+    @proves("dtypes")
+    def test_every_dtype_computes_the_same(
+        self, checkpoint: Checkpoint, built: Model, texts: list[list[int]], dtype: str
+    ) -> None:
+        """Up to its rounding; logits come in float32 all the same."""
+        model = build_model(self.offer, self.linears, *checkpoint, getattr(torch, dtype))
+        for ours, want in zip(run(model, texts), run(built, texts), strict=True):
+            assert ours.dtype is torch.float32
+            assert (ours - want).norm() / want.norm() < 0.1
 
     def test_texts_of_a_batch_do_not_mix(self, built: Model, texts: list[list[int]]) -> None:
         """A ragged batch computes what each text alone computes."""

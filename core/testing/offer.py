@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pytest
@@ -21,6 +22,7 @@ from pydantic import ValidationError
 from engine.capabilities import Needs, unmet
 from engine.device import DeviceProfile
 from engine.plugin import Offer, Options
+from engine.testing.claims import proves
 
 CPU = DeviceProfile(kind="cpu", name="CPU of the conformance kit", memory_bytes=2**33, cores=2)
 """A plain CPU without any optional feature."""
@@ -56,8 +58,21 @@ class OfferConformance:
         assert self.offer.summary
         assert "\n" not in self.offer.summary
 
-    def test_offer_is_available_on_the_device_of_the_suite(self) -> None:
-        """Else every other test would be about nothing."""
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Called by pytest for each check; suites add the limits that their own checks go through."""
+        self.each(metafunc, "kind", "devices", [self.device.kind])
+
+    def each(self, metafunc: pytest.Metafunc, argument: str, field: str, usual: Iterable[Any]) -> None:
+        """Run a check that takes `argument` for every value the offer claims of a limit, or the usual ones."""
+        if argument in metafunc.fixturenames:
+            values = sorted(getattr(self.offer.capabilities, field)) or usual
+            metafunc.parametrize(argument, [pytest.param(one, marks=proves(f"{field}:{one}")) for one in values])
+
+    @proves("devices")
+    def test_offer_is_available_on_the_device_of_the_suite(self, kind: str) -> None:
+        """Else every other test would be about nothing. Other devices that the offer claims are left unchecked."""
+        if kind != self.device.kind:
+            pytest.skip(f"this run is on {self.device.kind}, not on {kind}")
         assert self.offer.available(self.device) is None
 
     def test_options_are_described_and_strict(self) -> None:

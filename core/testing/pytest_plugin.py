@@ -1,0 +1,107 @@
+"""The pytest plugin of the conformance kit: the marker, the fixtures, and the record of what each check showed.
+
+Installed with the engine (entry point `engine_testing`); it is imported by every pytest run, so it imports nothing of
+the engine's until it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REWRITTEN = (
+    "attention",
+    "attention_bench",
+    "kv_cache",
+    "kv_cache_machine",
+    "kv_connector",
+    "kv_end",
+    "model",
+    "offer",
+    "speculator",
+)
+"""Modules of the kit whose assertions pytest explains, as it does those of test files."""
+
+pytest.register_assert_rewrite(*(f"engine.testing.{name}" for name in _REWRITTEN))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The file that `engine plugins check` reads."""
+    group = parser.getgroup("engine", "conformance of engine plugins")
+    group.addoption("--engine-record", metavar="FILE", help="write what every check of a suite showed to FILE, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and the recorder when a record is wanted."""
+    config.addinivalue_line("markers", "proves(claim, ...): the claims of an offer that a check proves")
+    if path := config.getoption("--engine-record"):
+        config.pluginmanager.register(Recorder(Path(path)), "engine-recorder")
+
+
+class Recorder:
+    """Collects the outcome of every check, and writes them down when the run ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note what each check is about."""
+        for item in items:
+            owner = getattr(item, "cls", None)
+            self._found[item.nodeid] = {
+                "suite": owner.__name__ if owner else "",
+                "check": getattr(item, "originalname", None) or item.name,
+                "case": item.name,
+                "claims": [claim for mark in item.iter_markers("proves") for claim in mark.args],
+                "outcome": "not run",
+                "reason": "",
+                "seconds": 0.0,
+            }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A failure anywhere is a failure; a skip says why."""
+        found = self._found[report.nodeid]
+        found["seconds"] += report.duration
+        news = report.outcome != "passed" or (report.when == "call" and found["outcome"] == "not run")
+        if news and found["outcome"] != "failed":
+            found["outcome"], found["reason"] = report.outcome, _reason(report)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the record."""
+        self._path.write_text(json.dumps(list(self._found.values()), indent=1))
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why a check was skipped, or the last line of what it raised."""
+    if report.passed:
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longrepr).strip()
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A maker of tiny Hugging Face folders: architecture -> path, made once a session, random weights in float32."""
+    from engine.testing.checkpoints import tiny_model
+
+    made: dict[str, Path] = {}
+
+    def make(architecture: str) -> Path:
+        if architecture not in made:
+            model = tiny_model(architecture)
+            if model is None:
+                pytest.skip(f"transformers can't make a small {architecture}")
+            made[architecture] = tmp_path_factory.mktemp(architecture)
+            with warnings.catch_warnings(action="ignore"):  # what transformers thinks of its own defaults
+                model.save_pretrained(made[architecture])
+        return made[architecture]
+
+    return make
