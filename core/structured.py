@@ -14,8 +14,8 @@ Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "stru
 class Structured(msgspec.Struct, frozen=True, omit_defaults=True):
     """One constraint. Hashable: equal ones are compiled once.
 
-    `value` by kind: `json_object` none; `json_schema` the schema as JSON text; `regex` the pattern, which the whole text
-    must match; `choice` the texts to choose from; `grammar` a grammar in Lark or GBNF (EBNF with `::=`) syntax, whose
+    `value` by kind: `json_object` none; `json_schema` the schema as JSON text; `regex` the pattern, which the whole
+    text must match; `choice` the texts to choose from; `grammar` a grammar in the syntax of Lark or GBNF (`::=`), whose
     start rule is `start` or `root`; `structural_tag` a format as JSON text (see docs/structured-output.md).
 
     Raises:

@@ -9,15 +9,19 @@ from engine.specs import (
     attention,
     cli_command,
     executor,
+    grammar,
     kv_cache,
     kv_connector,
     model,
     model_source,
     observer,
     quantization,
+    rate_limit,
+    reasoning_parser,
     scheduling,
     server_route,
     speculator,
+    tool_parser,
     weight_loader,
 )
 
@@ -32,9 +36,13 @@ POINTS = (
     quantization,
     executor,
     scheduling,
+    grammar,
+    reasoning_parser,
+    tool_parser,
     observer,
     cli_command,
     server_route,
+    rate_limit,
 )
 """Every spec module. Each has `API` (the number of its contract) and `HOOK` (the hook's name); one whose offers must be
 of a subclass of `Offer` names it in `OFFER`."""

@@ -1,0 +1,132 @@
+"""The constraints of a runner's slots: masks are filled on a thread while the forward pass runs, and are there when the
+logits are.
+
+    masking.begin(entries, tokens)      before the forward pass; the tokens of the step before are known
+    masks = masking.finish()            before sampling
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import Admission, Entry
+from engine.constraint import Constraint, Mask
+from engine.grammars import Grammars
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMasks:
+    """What one slot may sample: a mask per row, int32 [words] on the device, or None where anything may come."""
+
+    rows: Sequence[Tensor | None] = ()
+    fault: str = ""  # why the request can't go on
+
+    def row(self, i: int) -> Tensor | None:
+        """The mask of the slot's i-th row; rows behind a draft that can't stand have none."""
+        return self.rows[i] if i < len(self.rows) else None
+
+
+UNMASKED = SlotMasks()
+
+Work = Sequence[tuple[int, Constraint, NDArray[np.int64], int, Sequence[int]]]
+"""Slot, constraint, the slot's tokens, position to sample at, drafts."""
+
+
+class Masking:
+    """Belongs to one runner.
+
+    Args:
+        grammars: None when this engine has no grammar component; then no request is constrained.
+    """
+
+    def __init__(self, grammars: Grammars | None, device: torch.device) -> None:
+        self._grammars, self._device = grammars, device
+        self._constraints: dict[int, Constraint | str] = {}  # by slot; a text says why there is none
+        self._pending: Future[dict[int, list[Mask | None] | str]] | None = None
+
+    def admit(self, admission: Admission) -> None:
+        """A request takes a slot; the output that it has already is followed before the next mask."""
+        self._constraints.pop(admission.slot, None)
+        structured = admission.params.structured
+        if structured is None or self._grammars is None:
+            return
+        try:
+            matcher = self._grammars.matcher(structured)
+        except ValueError as error:
+            self._constraints[admission.slot] = str(error)
+            return
+        self._constraints[admission.slot] = Constraint(
+            matcher,
+            admission.prompt_len,
+            self._grammars.tokens,
+            after=structured.after,
+            ignore_eos=admission.params.ignore_eos,
+        )
+
+    def begin(self, entries: Sequence[Entry], tokens: NDArray[np.int64]) -> None:
+        """Start filling the masks of a step.
+
+        Args:
+            tokens: of every slot, [slots, max_len]; rows of constrained slots must not change before `finish`.
+        """
+        self._pending = None
+        if not self._constraints or self._grammars is None:
+            return
+        found = [(e, c) for e in entries if e.samples and (c := self._constraints.get(e.slot)) is not None]
+        faults = {entry.slot: constraint for entry, constraint in found if isinstance(constraint, str)}
+        work = [
+            (e.slot, constraint, tokens[e.slot], e.start + e.count - len(e.drafts), e.drafts)
+            for e, constraint in found
+            if isinstance(constraint, Constraint)
+        ]
+        if found:
+            self._pending = self._grammars.aside(lambda: {**faults, **_fill(work)})
+
+    def finish(self) -> Mapping[int, SlotMasks]:
+        """The masks of the step by slot; constrained slots only."""
+        if self._pending is None:
+            return {}
+        filled, self._pending = self._pending.result(), None
+        flat = [mask for masks in filled.values() if not isinstance(masks, str) for mask in masks if mask is not None]
+        rows = iter(torch.from_numpy(np.stack(flat)).to(self._device, non_blocking=True) if flat else ())
+        return {
+            slot: SlotMasks(fault=masks)
+            if isinstance(masks, str)
+            else SlotMasks([None if mask is None else next(rows) for mask in masks])
+            for slot, masks in filled.items()
+        }
+
+
+def _fill(work: Work) -> dict[int, list[Mask | None] | str]:
+    found: dict[int, list[Mask | None] | str] = {}
+    for slot, constraint, tokens, first, drafts in work:
+        try:
+            found[slot] = constraint.masks(tokens, first, drafts)
+        except ValueError as error:
+            found[slot] = str(error)
+        except Exception as error:  # a stranger's code: only this request suffers
+            found[slot] = f"the grammar component failed: {type(error).__name__}: {error}"
+    return found
+
+
+def forbid(logits: Tensor, mask: Tensor) -> None:
+    """Put -inf where a mask has a 0, in place.
+
+    Args:
+        logits: [vocab].
+        mask: int32 [words]; ids beyond its end are forbidden.
+    """
+    bits = (mask.unsqueeze(1) >> torch.arange(32, dtype=torch.int32, device=mask.device)) & 1
+    allowed = bits.flatten()[: logits.numel()].bool()
+    logits[: allowed.numel()].masked_fill_(~allowed, -torch.inf)
+    logits[allowed.numel() :] = -torch.inf
+
+
+__all__ = ["UNMASKED", "Masking", "SlotMasks", "forbid"]
