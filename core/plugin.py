@@ -5,13 +5,13 @@ Imported by every plugin module at discovery, so nothing here may import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.capabilities import Capabilities, Flag, KVKind, Mask, Needs, unmet
+from engine.capabilities import Capabilities, Flag, KVKind, Layout, Mask, Needs, unmet
 from engine.device import DeviceProfile
 
 T = TypeVar("T")
@@ -33,8 +33,12 @@ class Offer(Generic[T]):
     """One component that a plugin puts at the engine's disposal.
 
     `build` is the only place for heavy imports; its arguments are fixed by the extension point (see `engine.specs`).
-    `available` answers None, or in one sentence why the component can't run on this device (a missing library, say).
+    `available` answers None, or in one sentence why the component can't run on this device (a missing library, say);
+    for a device that is not `here` it answers from the profile alone, since nobody can ask that machine's software.
+    `requires` maps another extension point's hook to what this component asks of the one chosen there.
     `rank` orders the candidates of `auto`: among those that fit, the highest is taken.
+    `efficiency` is the share (0..1) of the device's bandwidth that the component reached when its author measured it in
+    decoding; `engine plugins explain` divides by it. None is unmeasured: what is told is then the device's limit.
     """
 
     name: str
@@ -44,7 +48,9 @@ class Offer(Generic[T]):
     options: type[Options] = Options
     capabilities: Capabilities = field(default_factory=Capabilities)
     available: Callable[[DeviceProfile], str | None] = runs_anywhere
+    requires: Mapping[str, Needs] = field(default_factory=dict, hash=False)
     rank: int = 0
+    efficiency: float | None = None
 
 
-__all__ = ["Capabilities", "DeviceProfile", "Flag", "KVKind", "Mask", "Needs", "Offer", "Options", "unmet"]
+__all__ = ["Capabilities", "DeviceProfile", "Flag", "KVKind", "Layout", "Mask", "Needs", "Offer", "Options", "unmet"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.hooks import hookimpl
 from engine.ops.kernels import missing
-from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Mask, Offer, Options
+from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Layout, Mask, Offer, Options
 from engine.specs.attention import AttentionBackend, AttentionShape
 
 
@@ -27,6 +27,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 devices=frozenset({"cpu"}),
                 dtypes=frozenset({"float32", "bfloat16"}),
                 kv_kinds=frozenset({KVKind.GQA}),
+                layouts=frozenset({Layout.SPLIT}),
                 page_sizes=frozenset(range(16, 1025, 16)),
                 head_dims=frozenset(range(16, 513, 16)),
                 masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Mask, Offer, Options
+from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Layout, Mask, Offer, Options
 
 if TYPE_CHECKING:
     from engine.specs.attention import AttentionBackend, AttentionShape
@@ -36,6 +36,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
             capabilities=Capabilities(
                 dtypes=frozenset({"float32", "bfloat16", "float16"}),
                 kv_kinds=frozenset(KVKind),
+                layouts=frozenset({Layout.SPLIT, Layout.LATENT}),
                 masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
                 flags=frozenset({Flag.SOFTCAP}),
             ),

@@ -24,7 +24,7 @@ class LocalOptions(Options):
 
 def available(device: DeviceProfile) -> str | None:
     """Sealed memory files, abstract sockets and eventfd are Linux's."""
-    return None if sys.platform == "linux" else f"needs Linux, this is {sys.platform}"
+    return None if not device.here or sys.platform == "linux" else f"needs Linux, this is {sys.platform}"
 
 
 def build(options: LocalOptions, *, role: Role, schema: KVSchema, engine_id: str) -> KVConnector:

@@ -18,7 +18,7 @@ def build(options: Options) -> ModelSource:
 
 def available(device: DeviceProfile) -> str | None:
     """Whether the hub's client is installed."""
-    return None if find_spec("huggingface_hub") else "needs the package huggingface_hub"
+    return None if not device.here or find_spec("huggingface_hub") else "needs the package huggingface_hub"
 
 
 @hookimpl

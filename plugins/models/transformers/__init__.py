@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, DeviceProfile, Options
+from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Options
 from engine.plugins.models.transformers.profile import read_profile
 from engine.specs.model import ANY_ARCHITECTURE, Model, ModelOffer, ModelProfile
 
@@ -46,7 +46,7 @@ def build(
 
 def available(device: DeviceProfile) -> str | None:
     """Whether the library is installed."""
-    return None if find_spec("transformers") else "needs the package transformers"
+    return None if not device.here or find_spec("transformers") else "needs the package transformers"
 
 
 @hookimpl
@@ -58,7 +58,11 @@ def models() -> list[ModelOffer]:
             summary="any decoder of the transformers library (slower than an implementation of its own)",
             build=build,
             options=TransformersOptions,
-            capabilities=Capabilities(devices=frozenset({"cpu", "cuda"})),
+            capabilities=Capabilities(
+                devices=frozenset({"cpu", "cuda"}),
+                kv_kinds=frozenset({KVKind.GQA}),
+                flags=frozenset({Flag.HIDDEN_STATES}),
+            ),
             available=available,
             rank=-100,
             architectures=frozenset({ANY_ARCHITECTURE}),

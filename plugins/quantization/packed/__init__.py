@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from engine.hooks import hookimpl
 from engine.ops.kernels import missing
-from engine.plugin import Capabilities, DeviceProfile, Flag, Offer, Options
-from engine.specs.quantization import Quantization
+from engine.plugin import Capabilities, DeviceProfile, Flag, Needs, Options
+from engine.specs.quantization import Quantization, QuantizationOffer
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +21,10 @@ def build(options: Options, *, device: DeviceProfile, dtype: torch.dtype) -> Qua
 
 
 @hookimpl
-def quantizations() -> list[Offer[Quantization]]:
+def quantizations() -> list[QuantizationOffer]:
     """The packed layers."""
     return [
-        Offer(
+        QuantizationOffer(
             name="packed",
             summary="bfloat16 weights in the order that the CPU kernels stream them; no loss",
             build=build,
@@ -32,6 +32,8 @@ def quantizations() -> list[Offer[Quantization]]:
                 devices=frozenset({"cpu"}), dtypes=frozenset({"bfloat16"}), flags=frozenset({Flag.LOSSLESS})
             ),
             available=missing,
+            requires={"models": Needs(flags=frozenset({Flag.LINEARS}))},
             rank=50,
+            copies_tied_head=True,
         )
     ]

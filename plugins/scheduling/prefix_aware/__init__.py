@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from engine.hooks import hookimpl
-from engine.plugin import Offer, Options
+from engine.plugin import Flag, Needs, Offer, Options
 from engine.request import Request
 from engine.specs.scheduling import PrefixLength, SchedulingPolicy
 
@@ -47,4 +47,13 @@ def build(options: PrefixAwareOptions) -> SchedulingPolicy:
 def scheduling_policies() -> list[Offer[SchedulingPolicy]]:
     """The policy that asks the KV cache."""
     summary = "The longest cached prefix first, with a limit on waiting"
-    return [Offer(name="prefix_aware", summary=summary, build=build, options=PrefixAwareOptions)]
+    reuse = Needs(flags=frozenset({Flag.PREFIX_REUSE}))  # else the order is by arrival, at the price of looking
+    return [
+        Offer(
+            name="prefix_aware",
+            summary=summary,
+            build=build,
+            options=PrefixAwareOptions,
+            requires={"kv_caches": reuse},
+        )
+    ]
