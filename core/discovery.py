@@ -10,7 +10,7 @@ from enum import StrEnum
 from importlib import metadata
 
 from engine.errors import PluginError
-from engine.hooks import API_GROUP, HOOK_API, PROJECT
+from engine.hooks import API_GROUP, ENDING, HOOK_API, PROJECT
 
 
 class State(StrEnum):
@@ -34,6 +34,7 @@ class Entry:
     load: Callable[[], object] = field(repr=False, compare=False)
     state: State = State.FOUND
     reason: str = ""  # why it is denied, refused or broken
+    warnings: tuple[str, ...] = ()  # what it uses of the contract that will end
 
     @property
     def owner(self) -> str:
@@ -105,9 +106,15 @@ def _entry(point: metadata.EntryPoint, distribution: str, version: str, stated: 
     )
     if entry.api == HOOK_API:
         return entry
+    if entry.api in ENDING:
+        return replace(entry, warnings=(ENDING[entry.api].used_by(entry.owner, entry.name),))
     said = f"is written for hook API {stated}" if stated else "does not say which hook API it is written for"
-    wanted = f'this engine speaks v{HOOK_API}, stated by hooks = "v{HOOK_API}" in the entry-point group {API_GROUP!r}'
-    return replace(entry, state=State.REFUSED, reason=f"{distribution} {said}; {wanted}")
+    spoken = " and ".join(f"v{number}" for number in sorted({*ENDING, HOOK_API}))
+    wanted = f'this engine speaks {spoken}, stated by hooks = "v{HOOK_API}" in the entry-point group {API_GROUP!r}'
+    newer = entry.api is not None and entry.api > HOOK_API
+    remedy = "upgrade the engine" if newer else f"upgrade {distribution}"
+    reason = f"{distribution} {said}; {wanted}; {remedy}, or uninstall {distribution}"
+    return replace(entry, state=State.REFUSED, reason=reason)
 
 
 def _judged(entry: Entry, allow: Collection[str] | None, deny: Collection[str]) -> Entry:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from engine.discovery import Entry, State, discover, nearest
 from engine.errors import PluginError
 from engine.hooks import HOOK_API
-from engine.loading import Loader
+from engine.loading import IMPORT_SECONDS, Loader
 from engine.plugin import Offer
 from engine.specs import POINTS
 
@@ -41,7 +41,8 @@ class BrokenPlugin(PluginError):
 class Registry:
     """The plugins of this process. Loading happens once, on the first question about offers."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], seconds: float = IMPORT_SECONDS) -> None:
+        self._seconds = seconds  # that one plugin may keep us waiting
         self.entries = tuple(entries)
         """Every entry point as the metadata describe it; `load` says what importing made of them."""
 
@@ -93,7 +94,7 @@ class Registry:
 
     @cached_property
     def _loaded(self) -> tuple[tuple[Entry, ...], dict[str, dict[str, Owned[Any]]]]:
-        loader = Loader()
+        loader = Loader(self._seconds)
         entries: list[Entry] = []
         offers: dict[str, dict[str, Owned[Any]]] = {point.HOOK: {} for point in POINTS}
         for entry in self.entries:
@@ -112,7 +113,9 @@ def noun(point: str) -> str:
 
 
 def _complaint(entry: Entry) -> str:
-    return f"the plugin {entry.name!r} of {entry.owner} is {entry.state}: {entry.reason}"
+    said = f"the plugin {entry.name!r} of {entry.owner} is {entry.state}: {entry.reason}"
+    remedy = f"; upgrade {entry.distribution}, or uninstall it" if entry.state is State.BROKEN else ""
+    return said + remedy
 
 
 def _suspects(failed: Sequence[Entry]) -> str:
@@ -125,6 +128,11 @@ def _suspects(failed: Sequence[Entry]) -> str:
 
 def _add(named: dict[str, Owned[Any]], what: str, new: Owned[Any]) -> None:
     first = named.setdefault(new.offer.name, new)
+    if first is not new and first.entry.owner == new.entry.owner:
+        raise PluginError(
+            f"the {what} {new.offer.name!r} is offered twice by {new.entry.owner}: by its entry points "
+            f"{first.entry.name} and {new.entry.name}; put one of the two into plugins.deny or upgrade the package"
+        )
     if first is not new:
         raise PluginError(
             f"the {what} {new.offer.name!r} is offered by {first.entry.owner} ({first.entry.name}) "
