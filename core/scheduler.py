@@ -248,6 +248,7 @@ class Scheduler:
         request.num_computed, request.sent_pages = match.num_tokens, 0
         if not request.admissions:
             request.cached_tokens = match.num_tokens
+            self.policy.served(request, remaining)
             self._tell(Stage.ADMITTED, request)
         else:
             self._tell(Stage.RESUMED, request)
@@ -297,6 +298,7 @@ class Scheduler:
         taken, reason, stop_token = request.append(got.tokens)
         if admission == request.admissions and request.status is Status.RUNNING:
             self._settle(entry, request, got)
+        self.policy.served(request, len(taken))
         if first and taken:
             self._tell(Stage.FIRST_TOKEN, request)
         if reason is not None:

@@ -31,7 +31,7 @@ def test_the_example_configuration_is_valid(tmp_path: Path) -> None:
     path.write_text(example)
     loaded = load_config(path, environ={"ENGINE_KEY": "k"})
     assert loaded.config.speculator.options == {"max_match": 3}
-    assert loaded.config.server.api_keys[0].get_secret_value() == "k"
+    assert loaded.config.server.api_keys[0].key.get_secret_value() == "k"
 
 
 def test_the_configuration_of_the_readme_is_valid(tmp_path: Path) -> None:

@@ -29,10 +29,13 @@ PLACES: Final[Mapping[Key, str]] = {
     ("scheduler",): "scheduling_policies",
     ("executor",): "executors",
     ("observers",): "observers",
+    ("parsers", "tools"): "tool_parsers",
+    ("parsers", "reasoning"): "reasoning_parsers",
+    ("server", "rate_limit"): "rate_limits",
 }
 """Key of a section (or of a list of sections) -> extension point of the component it names."""
 
-OPTIONAL: Final = frozenset({"speculators"})
+OPTIONAL: Final = frozenset({"speculators", "tool_parsers", "reasoning_parsers"})
 """Extension points where `none` means that there is no such component."""
 
 

@@ -6,7 +6,7 @@ Every component section reads `{use: NAME, options: {…}}`, or just `NAME`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 
@@ -132,6 +132,13 @@ class ObserverSection(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="The component's own section.")
 
 
+class ParsersSection(Section):
+    """How the text of an answer is read. auto goes by the chat template and the tokens of the model."""
+
+    tools: Part = Field(default=Component(), description="Tool parser, or none: calls stay text.")
+    reasoning: Part = Field(default=Component(), description="Reasoning parser, or none: thoughts stay text.")
+
+
 class PluginsSection(Section):
     """Which plugins may load."""
 
@@ -141,20 +148,78 @@ class PluginsSection(Section):
     deny: list[str] = Field(default_factory=list, description="Entry-point names that may not load.")
 
 
+class KeySection(Section):
+    """Who may call: one API key, and what it is good for. Just the key's text is short for `{key: TEXT}`."""
+
+    shorthand: ClassVar[str] = "key"
+
+    key: SecretStr = Field(description="What the client sends as a bearer token.")
+    name: str | None = Field(
+        default=None, description="What logs and /requests call it; made from a digest of the key if unset."
+    )
+    scopes: list[Literal["infer", "metrics", "admin"]] = Field(
+        default_factory=lambda: ["infer", "metrics"],
+        description="What it opens: the model, /metrics and /load, or /engine/….",
+    )
+    cache_group: str | None = Field(
+        default=None, description="Keys of one group find each other's cached prefixes; alone if unset."
+    )
+    requests_per_minute: float | None = Field(default=None, gt=0, description="Rate limit; none if unset.")
+    tokens_per_minute: float | None = Field(
+        default=None, gt=0, description="Rate limit over prompt and answer; none if unset."
+    )
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1e6,
+        description="Share of the engine under the policy weighted_fair, relative to other keys.",
+    )
+
+
+def _keyed(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"key": value}
+    if not isinstance(value, dict | KeySection) or (isinstance(value, dict) and "key" not in value):
+        raise ValueError("expected a key, or a section with `key` in it")
+    return value
+
+
+Key = Annotated[KeySection, BeforeValidator(_keyed, json_schema_input_type=SecretStr | KeySection)]
+
+
+class TlsSection(Section):
+    """Certificate and private key for HTTPS."""
+
+    cert: str | None = Field(
+        default=None, description="PEM file of the certificate, followed by its chain; HTTP without TLS if unset."
+    )
+    key: str | None = Field(default=None, description="PEM file of the private key, without a password.")
+
+
 class ServerSection(Section):
     """The HTTP side."""
 
     host: str = Field(default="127.0.0.1", description="Address to bind.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to bind; 0 takes a free one.")
-    api_keys: list[SecretStr] = Field(
+    uds: str | None = Field(default=None, description="Path of a Unix socket to listen on instead of host and port.")
+    tls: TlsSection = TlsSection()
+    api_keys: list[Key] = Field(
         default_factory=list, description="Keys that clients must send as a bearer token; open if empty."
     )
+    rate_limit: Part = Field(default=Component(), description="Rate limiter; one is built when a key has a limit.")
     max_body: Bytes = Field(default=8 * 2**20, description="Bytes of the largest request body, such as 8MiB.")
     max_n: int = Field(default=64, gt=0, description="Most choices one request may ask for.")
+    max_messages: int = Field(default=2048, gt=0, description="Most messages in one conversation.")
     max_stop: int = Field(default=16, gt=0, description="Most stop strings in one request.")
     cors_origins: list[str] = Field(default_factory=lambda: ["*"], description="Origins that browsers may call from.")
     drain_seconds: float = Field(
         default=30.0, ge=0, description="After SIGTERM, how long running requests may take to finish."
+    )
+    stall_seconds: float = Field(
+        default=120.0, gt=0, description="Without a step for so long while requests wait, /health/live fails."
+    )
+    kept_requests: int = Field(
+        default=1000, ge=0, le=100_000, description="Finished requests that /requests/ID (`engine why`) knows."
     )
     routes: list[str] = Field(default_factory=list, description="Routes of plugins to mount.")
 
@@ -164,6 +229,22 @@ class LoggingSection(Section):
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe message that is written."
+    )
+    format: Literal["text", "json"] = Field(default="text", description="Lines for people, or one JSON object each.")
+    requests: bool = Field(
+        default=False, description="Write a line per HTTP request: who, what, status, tokens, time; never its text."
+    )
+
+
+class TracingSection(Section):
+    """OpenTelemetry spans of requests; off by default. Takes the extra `otel`."""
+
+    endpoint: str | None = Field(
+        default=None, description="OTLP/HTTP collector, such as http://127.0.0.1:4318/v1/traces; off if unset."
+    )
+    service_name: str = Field(default="engine", description="What the traces call this server.")
+    sample_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="Share of requests traced, unless the caller's traceparent decides."
     )
 
 
@@ -180,9 +261,11 @@ class EngineConfig(Section):
     scheduler: Annotated[SchedulerSection, BeforeValidator(_named)] = SchedulerSection()
     executor: Part = Component()
     observers: list[Annotated[ObserverSection, BeforeValidator(_named)]] = Field(default_factory=list)
+    parsers: ParsersSection = ParsersSection()
     plugins: PluginsSection = PluginsSection()
     server: ServerSection = ServerSection()
     logging: LoggingSection = LoggingSection()
+    tracing: TracingSection = TracingSection()
 
 
-__all__ = ["Component", "ConnectorSection", "EngineConfig", "Section"]
+__all__ = ["Component", "ConnectorSection", "EngineConfig", "KeySection", "Section"]

@@ -41,9 +41,17 @@ def type_at(model: type[BaseModel], key: Key) -> Any:
 
 
 def is_secret(model: type[BaseModel], key: Key) -> bool:
-    """Whether a secret, or a list of secrets, stands at `key`."""
+    """Whether a secret, or a list of secrets, stands at `key`; a section counts if it may be written as a secret."""
     found = type_at(model, key)
-    return found is SecretStr or (get_origin(found) is list and bare(get_args(found)[0]) is SecretStr)
+    return _secret(bare(get_args(found)[0]) if get_origin(found) is list else found)
+
+
+def _secret(annotation: Any) -> bool:
+    section = model_of(annotation)
+    if section is None:
+        return annotation is SecretStr
+    short = section.model_fields.get(getattr(section, "shorthand", ""))
+    return short is not None and bare(short.annotation) is SecretStr
 
 
 def fields(model: type[BaseModel], key: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:

@@ -31,6 +31,12 @@ PrefixLength = Callable[["Request"], int]
 class SchedulingPolicy(ABC):
     """Orders requests. Holds no request of its own."""
 
+    def served(self, request: Request, tokens: int) -> None:  # noqa: B027
+        """Tokens were computed for a request: those of its prompt when it was first admitted, later each of its output.
+
+        Policies that share out the engine count here; called once per running request and step, so it must be quick.
+        """
+
     @abstractmethod
     def order(self, waiting: Sequence[Request], now: float, cached: PrefixLength) -> Sequence[Request]:
         """The waiting requests in the order in which they should be admitted (a permutation of `waiting`)."""

@@ -151,7 +151,7 @@ def test_explain_lists_every_value_with_its_origin(registry: Registry, tmp_path:
     assert rows["kv_cache.use"][1:] == ('"tiered"', f"{path}:2")
     assert rows["server.port"][1:] == ("9000", "--set server.port")
     assert rows["model.max_context"][1:] == ("unset", "default")
-    assert rows["server.api_keys.0"].value == rows["kv_cache.options.token"].value == "********"
+    assert rows["server.api_keys.0.key"].value == rows["kv_cache.options.token"].value == "********"
     assert "hunter2" not in str(rows)
 
 
@@ -199,8 +199,8 @@ def test_the_schema_knows_lists_nested_places_and_absence(registry: Registry) ->
 
 def test_the_reference_says_type_default_and_meaning(registry: Registry) -> None:
     lines = markdown(registry).splitlines()
-    assert "| `server.api_keys` | list of secret text | `[]` | Keys that clients must send as a bearer token; " in (
-        next(line for line in lines if "server.api_keys" in line)
+    assert "| `server.api_keys.*.key` | secret text | required | What the client sends as a bearer token. |" in (
+        next(line for line in lines if "server.api_keys.*.key" in line)
     )
     assert "| `kv_connectors.*.use` | text | required | Name of an installed KV connector. |" in lines
     assert "### KV cache `tiered`" in lines

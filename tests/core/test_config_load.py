@@ -213,7 +213,7 @@ def test_a_bad_override_is_one_sentence(complaint: Complaint, override: str, sai
 
 def test_secrets_come_from_the_environment(load: Load) -> None:
     loaded = load("server: {api_keys: ['${KEY}', 'sk-${A}${B}', plain]}\n", KEY="k", A="1", B="2")
-    assert [key.get_secret_value() for key in loaded.config.server.api_keys] == ["k", "sk-12", "plain"]
+    assert [key.key.get_secret_value() for key in loaded.config.server.api_keys] == ["k", "sk-12", "plain"]
     assert "sk-12" not in repr(loaded.config)
 
 

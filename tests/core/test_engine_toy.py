@@ -18,7 +18,7 @@ from engine.handover import Handover
 from engine.messages import Add, FinishReason, Output
 from engine.observation import Observation
 from engine.plugins.kv_caches import paged, radix
-from engine.plugins.scheduling import fcfs, prefix_aware, priority
+from engine.plugins.scheduling import fcfs, prefix_aware, priority, weighted_fair
 from engine.plugins.speculators import ngram
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Limits, Scheduler
@@ -30,7 +30,7 @@ from engine.transfer import TransferLedger
 PAGE = 4
 VOCAB = 7  # small, so that n-grams repeat
 CACHES = {"paged": paged, "radix": radix}
-POLICIES = {"fcfs": fcfs, "priority": priority, "prefix_aware": prefix_aware}
+POLICIES = {"fcfs": fcfs, "priority": priority, "prefix_aware": prefix_aware, "weighted_fair": weighted_fair}
 
 
 class Guesser(Speculator):

@@ -209,6 +209,7 @@ def test_every_point_has_a_noun_for_sentences() -> None:
         "observer",
         "CLI command",
         "server route",
+        "rate limit",
     ]
 
 
