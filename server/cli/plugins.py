@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.server.cli import docs
+from engine.server.cli import docs, lock
 from engine.server.cli.parameters import config_argument, json_option, loaded_with_registry, set_option
 from engine.server.cli.table import table
 
@@ -161,5 +161,6 @@ def _capabilities(offer: Offer[Any]) -> Iterator[str]:
 
 
 group.add_command(docs.command)
+group.add_command(lock.command)
 
 __all__ = ["group"]

@@ -20,8 +20,11 @@ from engine.compose import resolve_source
 from engine.config.components import check
 from engine.config.load import LoadedConfig, load_config
 from engine.config.model import EngineConfig
+from engine.discovery import discover
 from engine.errors import ResourceError
 from engine.registry import Registry
+from engine.server.cli.lock import DEFAULT as DEFAULT_LOCK
+from engine.server.cli.lock import insist
 from engine.specs.model_source import ModelFiles
 
 if TYPE_CHECKING:
@@ -35,7 +38,17 @@ log = logging.getLogger(__name__)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of CONFIG; repeatable.")
 @click.option("--host", help="Address to bind; as --set server.host=…")
 @click.option("--port", type=int, help="Port to bind, 0 takes a free one; as --set server.port=…")
-def command(config: Path | None, overrides: tuple[str, ...], host: str | None, port: int | None) -> None:
+@click.option(
+    "--locked",
+    is_flag=False,
+    flag_value=DEFAULT_LOCK,
+    metavar="[FILE]",
+    type=click.Path(path_type=Path),
+    help=f"Refuse to start unless the plugins are those of this lock ({DEFAULT_LOCK} if none is named).",
+)
+def command(
+    config: Path | None, overrides: tuple[str, ...], host: str | None, port: int | None, locked: Path | None
+) -> None:
     """Serve a model to OpenAI clients.
 
     Without CONFIG the embedded default model is served on 127.0.0.1:8000. SIGTERM or Ctrl-C lets running requests
@@ -45,10 +58,13 @@ def command(config: Path | None, overrides: tuple[str, ...], host: str | None, p
     engine serve
     engine serve engine.yaml --port 9000
     engine serve --set model.source=path:/models/mine --set scheduler.max_running=16
+    engine serve engine.yaml --locked
     """
     more = [f"server.{key}={json.dumps(value)}" for key, value in (("host", host), ("port", port)) if value is not None]
     loaded = load_config(config, [*overrides, *more])
     _log_to_stderr(loaded.config.logging.level)
+    if locked is not None:
+        insist(locked, discover(loaded.config.plugins.allow, loaded.config.plugins.deny))
     section = loaded.config.server
     with bind(section.host, section.port) as sock, asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(_serve(loaded, sock))
