@@ -131,14 +131,13 @@ def _literal(node: ast.stmt | None) -> str:
 
 def _arguments(args: ast.arguments) -> list[str]:
     """Each argument as written, `self` left out."""
-    whole = ast.arguments(**{name: getattr(args, name) for name in args._fields})
-    positional = [*whole.posonlyargs, *whole.args]
-    defaults = [None] * (len(positional) - len(whole.defaults)) + list(whole.defaults)
-    found = [_argument(a, d) for a, d in zip(positional, defaults, strict=True) if a.arg not in ("self", "cls")]
-    if whole.kwonlyargs:
-        found.append(f"*{whole.vararg.arg}" if whole.vararg else "*")
-        found += [_argument(a, d) for a, d in zip(whole.kwonlyargs, whole.kw_defaults, strict=True)]
-    return found
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    found = [_argument(a, d) for a, d in zip(positional, defaults, strict=True) if a.arg != "self"]
+    if args.vararg or args.kwonlyargs:
+        found.append(f"*{ast.unparse(args.vararg)}" if args.vararg else "*")
+    found += [_argument(a, d) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    return [*found, f"**{ast.unparse(args.kwarg)}"] if args.kwarg else found
 
 
 def _argument(arg: ast.arg, default: ast.expr | None) -> str:

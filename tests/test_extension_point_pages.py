@@ -54,8 +54,10 @@ def test_a_page_has_the_signature_of_every_public_method_and_each_is_explained(p
 @every_point
 def test_build_takes_the_arguments_that_the_page_states(point: ModuleType) -> None:
     (form,) = [p for p in paragraphs(inspect.getdoc(point)) if p.startswith("`build(")]
-    call = form.partition(")")[0].removeprefix("`build(").replace("\n", " ")
-    stated = {part.split(":")[0].strip() for part in call.replace("Callable[[]", "").split(",")} - {"options", "*"}
+    definition = "def " + " ".join(form.split("`")[1].split()) + ": ..."
+    (function,) = ast.parse(definition).body
+    assert isinstance(function, ast.FunctionDef)
+    stated = {argument.arg for argument in function.args.kwonlyargs}
     built_in = [owned for owned in Registry.discover().offers(point.HOOK) if owned.entry.distribution == "engine-llm"]
     for owned in built_in:
         parameters = inspect.signature(owned.offer.build).parameters.values()
@@ -82,8 +84,11 @@ def test_fields_carry_the_comments_that_stand_beside_them() -> None:
 
 
 def test_signatures_are_as_written_without_self() -> None:
-    source = SpecSource("def f(self, a: int, *rest: str, b: int = 2, c: str) -> list[int]: ...\n")
-    assert source.signature(source.function("f")) == "def f(a: int, *rest: str, b: int = 2, c: str) -> list[int]"
+    source = SpecSource("def f(self, a: int, *rest: str, b: int = 2, c: str, **more: int) -> None: ...\n")
+    assert (
+        source.signature(source.function("f"))
+        == "def f(a: int, *rest: str, b: int = 2, c: str, **more: int) -> None"
+    )
 
 
 def test_the_command_prints_a_page_by_either_name() -> None:
