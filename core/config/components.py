@@ -28,6 +28,7 @@ PLACES: Final[Mapping[Key, str]] = {
     ("kv_connectors",): "kv_connectors",
     ("scheduler",): "scheduling_policies",
     ("executor",): "executors",
+    ("grammar",): "grammars",
     ("observers",): "observers",
     ("parsers", "tools"): "tool_parsers",
     ("parsers", "reasoning"): "reasoning_parsers",
@@ -35,7 +36,7 @@ PLACES: Final[Mapping[Key, str]] = {
 }
 """Key of a section (or of a list of sections) -> extension point of the component it names."""
 
-OPTIONAL: Final = frozenset({"speculators", "tool_parsers", "reasoning_parsers"})
+OPTIONAL: Final = frozenset({"speculators", "grammars", "tool_parsers", "reasoning_parsers"})
 """Extension points where `none` means that there is no such component."""
 
 

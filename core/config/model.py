@@ -111,6 +111,19 @@ class SpeculatorSection(Component):
     max_draft: int = Field(default=4, gt=0, le=64, description="Most draft tokens per request and step.")
 
 
+class GrammarSection(Component):
+    """Structured output: the component that keeps a text in its form, and what a request may ask of it."""
+
+    use: str = Field(default="auto", description="Name of an installed grammar component, auto, or none.")
+    max_size: int = Field(
+        default=65536, gt=0, description="Most characters of a schema, pattern, grammar or list of choices."
+    )
+    max_depth: int = Field(default=32, gt=0, description="Most levels of nesting in a schema.")
+    compile_seconds: float = Field(
+        default=10.0, gt=0, description="A request whose grammar is not compiled by then is refused."
+    )
+
+
 class ConnectorSection(Section):
     """One KV connector."""
 
@@ -260,6 +273,7 @@ class EngineConfig(Section):
     kv_connectors: list[Annotated[ConnectorSection, BeforeValidator(_named)]] = Field(default_factory=list)
     scheduler: Annotated[SchedulerSection, BeforeValidator(_named)] = SchedulerSection()
     executor: Part = Component()
+    grammar: Annotated[GrammarSection, BeforeValidator(_named)] = GrammarSection()
     observers: list[Annotated[ObserverSection, BeforeValidator(_named)]] = Field(default_factory=list)
     parsers: ParsersSection = ParsersSection()
     plugins: PluginsSection = PluginsSection()

@@ -1,0 +1,1 @@
+"""Built-in reasoning parsers: one folder per way to mark thoughts."""

@@ -1,0 +1,1 @@
+"""Built-in tool parsers: one folder per family of text formats."""
