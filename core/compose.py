@@ -21,6 +21,7 @@ from engine.specs.model import ANY_ARCHITECTURE, ModelProfile
 from engine.specs.model_source import ModelFiles, Progress
 
 _BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
+_BFLOAT16_CUDA = (8, 0)
 _ROLES = {
     "producer": frozenset({Flag.PRODUCER}),
     "consumer": frozenset({Flag.CONSUMER}),
@@ -97,6 +98,7 @@ def compose(
     parts = {component.key: component for component in named(config)}
     for component in parts.values():
         refuse_orphans(component, known)
+    selector.settle(parts.values())
     found = read_model(config, selector, path)
     profile, dtype = found.profile, found.dtype
     base = Needs(device=device.kind, compute_capability=device.compute_capability)
@@ -116,6 +118,9 @@ def compose(
     }
     if not parts["speculator",].absent:
         choices["speculator"] = selector.choose(parts["speculator",], base)
+    grammar = parts["grammar",]
+    if grammar.chosen or (not grammar.absent and registry.offers(grammar.point)):
+        choices["grammar"] = selector.choose(grammar, base)
     return Composition(
         config=config,
         device=device,
@@ -137,7 +142,11 @@ def _dtype(config: EngineConfig, device: DeviceProfile) -> str:
     """bfloat16 where the device multiplies it in hardware, else float32, unless the configuration says."""
     if config.model.dtype != "auto":
         return config.model.dtype
-    return "bfloat16" if device.kind != "cpu" or device.cpu_features & _BFLOAT16_CPUS else "float32"
+    if device.kind == "cpu":
+        native = bool(device.cpu_features & _BFLOAT16_CPUS)
+    else:
+        native = device.compute_capability is None or device.compute_capability >= _BFLOAT16_CUDA
+    return "bfloat16" if native else "float32"
 
 
 def _choose_loader(selector: Selector, component: Named, path: Path, needs: Needs) -> Choice[Any]:
@@ -146,7 +155,7 @@ def _choose_loader(selector: Selector, component: Named, path: Path, needs: Need
 
     def judge(offer: Offer[Any], options: Options) -> list[str]:
         # A loader that is named is taken at its user's word: `dummy` serves any folder that has a config.json.
-        if component.chosen or offer.build(options).recognizes(path):
+        if offer.name == component.use or offer.build(options).recognizes(path):
             return []
         return [f"does not recognize {path.name}"]
 

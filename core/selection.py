@@ -5,15 +5,17 @@ Either way the choice remembers why it was made and why each other candidate was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from engine.capabilities import Needs, unmet
 from engine.config.components import Named, located, validated_options
-from engine.config.origins import Origins, dotted
+from engine.config.origins import Key, Origins, dotted
 from engine.device import DeviceProfile
-from engine.errors import CompositionError
+from engine.errors import CompositionError, PluginError
+from engine.fit import Placed, clashes
 from engine.plugin import Offer, Options
 from engine.registry import Owned, Registry, noun
 
@@ -28,10 +30,14 @@ Preference = Callable[[Offer[Any]], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A candidate that was not taken."""
+    """A candidate that was not taken: one that does not fit, or one that fits while another was taken."""
 
     name: str
     reasons: tuple[str, ...]
+    rank: int = 0
+    distribution: str = ""  # name and version of its owner
+    fits: bool = False
+    offer: Offer[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +63,26 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Chooses among the offers of a registry for one device."""
+    """Chooses among the offers of a registry for one device.
+
+    `parts` holds what is settled, by its place in the configuration: the components that the configuration names from
+    the start, the others as they are chosen. Whatever is chosen must fit all of them. A choice is never taken back, so
+    what is chosen first may leave a later part without candidates; the error then says whom they clash with.
+    """
 
     registry: Registry
     device: DeviceProfile
     origins: Origins
     environ: Mapping[str, str] | None = None
+    parts: dict[Key, Placed] = field(default_factory=dict)
+
+    def settle(self, components: Iterable[Named]) -> None:
+        """Note which components the configuration names; one that isn't installed is told when its turn comes."""
+        for component in components:
+            if component.chosen:
+                with suppress(PluginError):
+                    offer = self.registry.get(component.point, component.use).offer
+                    self.parts[component.key] = Placed(component.point, offer)
 
     def choose(
         self,
@@ -80,43 +100,60 @@ class Selector:
             CompositionError: it does not fit, or (for `auto`) none does; with every reason.
         """
         if component.chosen:
-            return self._named(component, needs, judge)
-        return self._best(component, auto_needs or needs, judge, prefer)
+            choice = self._named(component, needs, judge)
+        else:
+            choice = self._best(component, auto_needs or needs, judge, prefer)
+        self.parts[component.key] = Placed(component.point, choice.offer)
+        return choice
 
     def _named(self, component: Named, needs: Needs, judge: Judge) -> Choice[Any]:
         offer = located(self.registry, component, self.origins)
         owned = self.registry.get(component.point, component.use)
         options = validated_options(offer, component.options, self.origins, component.key, self.environ)
-        if reasons := self._reasons(offer, options, needs, judge):
+        if reasons := self._reasons(component, offer, options, needs, judge):
             start = self.origins.near((*component.key, "use"))
             raise CompositionError(
                 f"{start}{dotted(component.key)}: the {noun(component.point)} {offer.name!r} can't be used here: "
                 + "; ".join(reasons)
             )
         why = "the default" if component.by_default else "named in the configuration"
-        return _choice(owned, options, component, why)
+        others = [o for o in self.registry.offers(component.point) if o is not owned]
+        refused = [self._passed_over(component, other, needs, judge, f"{offer.name} is {why}") for other in others]
+        return _choice(owned, options, component, why, refused)
+
+    def _passed_over(self, component: Named, owned: Owned[Any], needs: Needs, judge: Judge, because: str) -> Refusal:
+        """What would have come of a candidate that the configuration did not ask for."""
+        reasons = self._default_reasons(component, owned, needs, judge)
+        return _refusal(owned, reasons or [f"fits too, but {because}"], fits=not reasons)
+
+    def _default_reasons(self, component: Named, owned: Owned[Any], needs: Needs, judge: Judge) -> list[str]:
+        """Reasons against an offer with its default options; one that has required options can't be taken unasked."""
+        offer = owned.offer
+        return _no_defaults(offer) or self._reasons(component, offer, offer.options(), needs, judge)
 
     def _best(self, component: Named, needs: Needs, judge: Judge, prefer: Preference) -> Choice[Any]:
         candidates = sorted(self.registry.offers(component.point), key=lambda owned: prefer(owned.offer), reverse=True)
         fitting: list[Owned[Any]] = []
         refused: list[Refusal] = []
         for owned in candidates:
-            # The options of `auto` are the defaults; a model that has required ones can't be chosen unasked.
-            reasons = _no_defaults(owned.offer) or self._reasons(owned.offer, owned.offer.options(), needs, judge)
-            if reasons:
-                refused.append(Refusal(owned.offer.name, tuple(reasons)))
+            if reasons := self._default_reasons(component, owned, needs, judge):
+                refused.append(_refusal(owned, reasons))
             else:
                 fitting.append(owned)
         if not fitting:
             raise CompositionError(self._nothing_fits(component, refused))
         best, *others = fitting
-        refused += [Refusal(o.offer.name, (f"fits too, but {best.offer.name} goes first",)) for o in others]
+        refused += [_refusal(o, [f"fits too, but {best.offer.name} goes first"], fits=True) for o in others]
         why = "the only one that fits" if not others else f"the first of {len(fitting)} that fit"
         return _choice(best, best.offer.options(), component, why, refused)
 
-    def _reasons(self, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
+    def _reasons(self, component: Named, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
+        """Every reason against an offer. The judge, who may open files, is asked when nothing else is in the way."""
+        mine = Placed(component.point, offer)
+        others = [part for key, part in self.parts.items() if key != component.key]
+        reasons = objections(offer, self.device, needs) + [why for other in others for why in clashes(mine, other)]
         try:
-            return objections(offer, self.device, needs) or list(judge(offer, options))
+            return reasons or list(judge(offer, options))
         except Exception as error:  # a stranger's code: whatever it raises is its reason not to be taken
             return [_failure(error)]
 
@@ -140,6 +177,17 @@ def objections(offer: Offer[Any], device: DeviceProfile, needs: Needs) -> list[s
 
 def _failure(error: Exception) -> str:
     return f"asking it failed with {type(error).__name__}: {error}"
+
+
+def _refusal(owned: Owned[Any], reasons: Sequence[str], *, fits: bool = False) -> Refusal:
+    return Refusal(
+        name=owned.offer.name,
+        reasons=tuple(dict.fromkeys(reasons)),
+        rank=owned.offer.rank,
+        distribution=owned.entry.owner,
+        fits=fits,
+        offer=owned.offer,
+    )
 
 
 def _no_defaults(offer: Offer[Any]) -> list[str]:

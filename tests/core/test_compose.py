@@ -17,7 +17,7 @@ from engine.config.load import load_config
 from engine.device import DeviceProfile
 from engine.errors import CompositionError, ConfigError, EngineError, ResourceError
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, Flag, KVKind, Mask, Offer, Options
+from engine.plugin import Capabilities, Flag, KVKind, Mask, Needs, Offer, Options
 from engine.registry import Registry
 from engine.specs.model import ANY_ARCHITECTURE, Model, ModelOffer, ModelProfile
 
@@ -142,6 +142,7 @@ def test_a_whole_composition(files: Path) -> None:
         (GPU, "auto", "bfloat16"),
         (FAST_CPU, "float32", "float32"),
         (GPU, "float16", "float16"),
+        (replace(GPU, compute_capability=(7, 5)), "auto", "float32"),
     ],
 )
 def test_the_dtype_follows_the_device(files: Path, device: DeviceProfile, asked: str, dtype: str) -> None:
@@ -227,6 +228,47 @@ def test_a_candidate_that_raises_when_asked_is_refused_not_fatal(files: Path) ->
     choice = composed(registry(attention_backends=offers), files).choices["attention"]
     assert choice.name == "plain"
     assert choice.refused[0].reasons == ("asking it failed with RuntimeError: driver hiccup",)
+
+
+REUSE = Needs(flags=frozenset({Flag.PREFIX_REUSE}))
+
+
+def test_what_a_component_requires_of_another_decides_about_both(files: Path) -> None:
+    plugins = registry(
+        kv_caches=[part("plain", rank=9), part("reusing", capabilities=Capabilities(flags=REUSE.flags))],
+        scheduling_policies=[part("fcfs"), part("by_prefix", rank=9, requires={"kv_caches": REUSE})],
+    )
+    # What is named settles what `auto` takes elsewhere, whichever of the two is chosen first.
+    found = composed(plugins, files, "kv_cache=auto", "scheduler=by_prefix").choices
+    assert found["kv_cache"].name == "reusing"
+    assert [(r.name, r.reasons) for r in found["kv_cache"].refused] == [
+        ("plain", ("lacks prefix_reuse, which the scheduling policy 'by_prefix' requires",))
+    ]
+    found = composed(plugins, files, "kv_cache=plain", "scheduler=auto").choices
+    assert found["scheduler"].name == "fcfs"
+    assert found["scheduler"].refused[0].reasons == ("the KV cache 'plain' lacks prefix_reuse",)
+    said = refused(plugins, files, "kv_cache=plain", "scheduler=by_prefix")
+    assert said.endswith(
+        "the KV cache 'plain' can't be used here: lacks prefix_reuse, which the scheduling policy 'by_prefix' requires"
+    )
+
+
+def test_limits_that_have_nothing_in_common_clash_although_each_suits_the_configuration(files: Path) -> None:
+    wide, narrow = (Capabilities(dtypes=frozenset(dtypes)) for dtypes in (("float16",), ("float32", "bfloat16")))
+    plugins = registry(kv_caches=[part("half", capabilities=wide)], executors=[part("here", capabilities=narrow)])
+    said = refused(plugins, files, "kv_cache=half")
+    assert said == (
+        "executor: no installed executor fits: here: dtype bfloat16, float32 against float16 of the KV cache 'half'"
+    )
+
+
+def test_a_named_component_leaves_word_of_what_else_there_is(files: Path) -> None:
+    cuda = Capabilities(devices=frozenset({"cuda"}))
+    choice = composed(registry(kv_caches=[part("radix"), part("paged"), part("far", capabilities=cuda)]), files)
+    assert [(r.name, r.fits, r.reasons) for r in choice.choices["kv_cache"].refused] == [
+        ("far", False, ("device cpu is not among cuda",)),
+        ("paged", True, ("fits too, but radix is the default",)),
+    ]
 
 
 class Sized(Options):
