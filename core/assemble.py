@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.compiling import Compiling
 from engine.compose import compose
 from engine.composition import Composition
 from engine.config.model import EngineConfig
@@ -20,6 +21,7 @@ from engine.device import detect
 from engine.drafting import Drafter
 from engine.engine import Engine
 from engine.errors import ResourceError
+from engine.grammars import GrammarLimits, Grammars, token_table
 from engine.handover import Handover
 from engine.kv_memory import count_pages, cut_pool, pool_bytes
 from engine.observation import Observation
@@ -110,9 +112,9 @@ class _Assembly:
         connectors = self._connectors(layout, num_pages, weights.digest(), engine_id)
         self.report("allocating KV", 0.0, f"{num_pages} pages of {self.page_size} tokens")
         pool = self._pool(layout, num_pages, connectors)
-        drafter = self._drafter(profile)
+        drafter, grammars = self._drafter(profile), self._grammars(profile)
         executor = self.choices["executor"].build(
-            make_runner=lambda: self._runner(profile, weights, backend, pool, drafter)
+            make_runner=lambda: self._runner(profile, weights, backend, pool, drafter, grammars)
         )
         cache = self.choices["kv_cache"].build(num_pages=num_pages, page_size=self.page_size)
         observation = Observation(observers)
@@ -142,6 +144,7 @@ class _Assembly:
             max_context=max_context,
             eos=frozenset(profile.eos_token_ids),
             vocab_size=profile.vocab_size,
+            compiling=Compiling(grammars),
         )
         return Assembled(engine, composition, num_pages, self.page_size)
 
@@ -249,6 +252,20 @@ class _Assembly:
         )
         return Drafter(speculator, max_draft=self.config.speculator.max_draft, vocab_size=profile.vocab_size)
 
+    def _grammars(self, profile: ModelProfile) -> Grammars | None:
+        if "grammar" not in self.choices:
+            return None
+        section, path = self.config.grammar, self.composition.model_path
+        loader, grammar = self.choices["loader"], self.choices["grammar"]
+        return Grammars(
+            lambda: token_table(loader.build().tokenizer(path), profile.vocab_size, profile.eos_token_ids),
+            lambda tokens: grammar.build(tokens=tokens),
+            GrammarLimits(
+                max_size=section.max_size, max_depth=section.max_depth, compile_seconds=section.compile_seconds
+            ),
+            self.wake,
+        )
+
     def _runner(
         self,
         profile: ModelProfile,
@@ -256,6 +273,7 @@ class _Assembly:
         backend: AttentionBackend,
         pool: KVPool,
         drafter: Drafter | None,
+        grammars: Grammars | None,
     ) -> Runner:
         """Load the model and run once, on the thread that will run the steps.
 
@@ -272,6 +290,7 @@ class _Assembly:
             max_len=profile.max_context + (self.config.speculator.max_draft if drafter else 0),
             device=self.device,
             taps=drafter.speculator.taps() if drafter else None,
+            grammars=grammars,
         )
         self.report("warming up", 0.0, "")
         runner.warm_up()

@@ -65,7 +65,8 @@ class EntryResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt tokens after each computed one
     hidden: Tensor | None = None  # [len(tokens) or count, taps, hidden], if a speculator asked
-    failed: bool = False  # the logits were not finite; `tokens` is empty
+    failed: bool = False  # nothing could be sampled; `tokens` is empty
+    fault: str = "the model computed values that are not finite for this request"  # why, if it failed
 
 
 @dataclass(slots=True)

@@ -28,7 +28,8 @@ class Composition:
     """An engine on paper.
 
     `choices` has the keys `loader`, `model`, `attention`, `kv_cache`, `quantization`, `executor` and `scheduler`, and
-    `speculator` when there is one. `connectors` and `observers` are in the order of the configuration's lists.
+    `speculator` and `grammar` when there is one. `connectors` and `observers` are in the order of the configuration's
+    lists.
     """
 
     config: EngineConfig

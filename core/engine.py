@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from engine.compiling import Compiling
 from engine.drafting import Drafter
 from engine.handover import Handover
 from engine.messages import Add, FinishReason, Output
@@ -50,9 +51,11 @@ class Engine:
         max_context: int,
         eos: frozenset[int],
         vocab_size: int,
+        compiling: Compiling | None = None,
     ) -> None:
         self.scheduler, self.executor = scheduler, executor
         self.handover, self.observation, self.drafter = handover, observation, drafter
+        self.compiling = compiling or Compiling()
         self.max_context, self._eos, self._vocab_size = max_context, eos, vocab_size
         self.step: Callable[[], list[Output]] = self.step_overlapped if overlap and not drafter else self.step_plain
         self._ahead: tuple[Launched, Pending] | None = None
@@ -85,6 +88,7 @@ class Engine:
             self.scheduler.add(request)
         except QueueFull as error:
             return Output(add.request_id, finish_reason=FinishReason.ERROR, error=str(error), refused=True)
+        self.compiling.start(request, request.arrival)
         return None
 
     def _fault(self, add: Add) -> str | None:
@@ -103,6 +107,8 @@ class Engine:
             return f"allowed_token_ids has ids outside the vocabulary of {self._vocab_size}"
         if add.params.max_tokens is not None and add.params.max_tokens < 1:
             return "max_tokens must be at least 1"
+        if (fault := self.compiling.fault(add.params.structured)) is not None:
+            return fault
         return self.handover.fault(add.request_id, add.kv_transfer or {})
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -117,23 +123,33 @@ class Engine:
 
     def step_plain(self) -> list[Output]:
         """One step from schedule to commit."""
-        self.handover.advance(time.monotonic())
+        refused = self._look_around()
         drafts = self.drafter.propose(self.scheduler.running.values()) if self.drafter else None
         launched = self.scheduler.schedule(drafts)
         self.handover.start_fetches()
         self.idle = launched is None
         if launched is None:
-            return []
-        return self._commit(launched, self.executor.launch(launched.batch))
+            return refused
+        return refused + self._commit(launched, self.executor.launch(launched.batch))
 
     def step_overlapped(self) -> list[Output]:
         """Schedule and launch a step, then commit the one before, which ran meanwhile."""
-        self.handover.advance(time.monotonic())
+        refused = self._look_around()
         launched = self.scheduler.schedule()
         before, self._ahead = self._ahead, (launched, self.executor.launch(launched.batch)) if launched else None
         self.idle = launched is None and before is None
         outputs = self._commit(*before) if before else []
         self.handover.start_fetches()
+        return refused + outputs
+
+    def _look_around(self) -> list[Output]:
+        """Take in what happened beside the steps; returns the news of requests that can't be computed."""
+        now = time.monotonic()
+        self.handover.advance(now)
+        outputs = []
+        for request, reason in self.compiling.advance(now):
+            self.scheduler.finish(request, FinishReason.ERROR)
+            outputs.append(Output(request.id, finish_reason=FinishReason.ERROR, error=reason, invalid=True))
         return outputs
 
     def _commit(self, launched: Launched, pending: Pending) -> list[Output]:
@@ -167,6 +183,7 @@ class Engine:
     def close(self) -> None:
         """Stop the device, the transports and the observers."""
         self.executor.close()
+        self.compiling.close()
         self.handover.close()
         self.observation.close()
 

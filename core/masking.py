@@ -116,17 +116,4 @@ def _fill(work: Work) -> dict[int, list[Mask | None] | str]:
     return found
 
 
-def forbid(logits: Tensor, mask: Tensor) -> None:
-    """Put -inf where a mask has a 0, in place.
-
-    Args:
-        logits: [vocab].
-        mask: int32 [words]; ids beyond its end are forbidden.
-    """
-    bits = (mask.unsqueeze(1) >> torch.arange(32, dtype=torch.int32, device=mask.device)) & 1
-    allowed = bits.flatten()[: logits.numel()].bool()
-    logits[: allowed.numel()].masked_fill_(~allowed, -torch.inf)
-    logits[allowed.numel() :] = -torch.inf
-
-
-__all__ = ["UNMASKED", "Masking", "SlotMasks", "forbid"]
+__all__ = ["UNMASKED", "Masking", "SlotMasks"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from engine.messages import FinishReason
 from engine.sampling_params import SamplingParams
+from engine.specs.grammar import Matcher
 
 
 class Status(StrEnum):
@@ -39,6 +41,8 @@ class Request:
     weight: float = 1.0  # the tenant's share
     kv_source: dict[str, Any] | None = None  # handle of KV that another engine computed
     kv_export: bool = False  # publish the KV at the end
+    constraint: Future[Matcher] | None = None  # what the grammar component makes; kept as long as the request is
+    compiling: bool = False  # may not be admitted yet
     status: Status = Status.WAITING
     slot: int | None = None
     admissions: int = 0  # how often it was admitted; tells a step's result whether its pages are still the same
@@ -77,6 +81,8 @@ class Request:
         for token in tokens:
             self.tokens.append(token)
             taken.append(token)
+            if params.structured is not None and token in self.eos:
+                return taken, FinishReason.STOP, None  # sampled where nothing else may come, if it isn't wanted
             if self.num_output > params.min_tokens or not params.min_tokens:
                 if token in params.stop_token_ids:
                     return taken, FinishReason.STOP, token

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
+from engine.grammars import Grammars
+from engine.masking import UNMASKED, Masking, SlotMasks
 from engine.sampler import Row, sample, top_logprobs
 from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBackend, AttentionBatch
@@ -57,6 +59,7 @@ class Runner:
     Args:
         max_len: most tokens of one request, drafts included.
         taps: what a speculator wants to see; hidden states then come with the results.
+        grammars: compiles the constraints of requests; None if there are none.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Runner:
         max_len: int,
         device: torch.device,
         taps: TargetTaps | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.model, self.backend, self.device, self.page_size = model, backend, device, page_size
         self.taps = taps or TargetTaps()
@@ -77,6 +81,7 @@ class Runner:
         self._tokens = np.zeros((slots, max_len + 1), dtype=np.int64)
         self._tables = np.zeros((slots, -(-max_len // page_size) + 1), dtype=np.int32)
         self._slots: list[Slot | None] = [None] * slots
+        self._masking = Masking(grammars, device)
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepResult:
@@ -87,6 +92,7 @@ class Runner:
             self._place(entry)
         if not batch.entries:
             return StepResult([])
+        self._masking.begin(batch.entries, self._tokens)  # on a thread, while the forward pass runs
         tokens, positions, attention = self._inputs(batch.entries)
         self._step.plan, self._step.tapped = self.backend.plan(attention), []
         hidden = self.model.forward(tokens, positions, self._step)
@@ -107,6 +113,7 @@ class Runner:
         self._tokens[admission.slot, : len(admission.tokens)] = admission.tokens
         bannable = admission.stop_ids if admission.params.min_tokens else ()
         self._slots[admission.slot] = Slot(admission, bannable)
+        self._masking.admit(admission)
 
     def _place(self, entry: Entry) -> None:
         """Take in the pages and drafts of an entry."""
@@ -172,7 +179,8 @@ class Runner:
         finite: Sequence[bool],
         results: Sequence[EntryResult],
     ) -> None:
-        rows = [row for i in sampling for row in self._rows(entries[i])]
+        masks = self._masking.finish()
+        rows = [row for i in sampling for row in self._rows(entries[i], masks.get(entries[i].slot, UNMASKED))]
         chains = [entries[i] for i in sampling if entries[i].draft_probs is not None]
         raw = logits.clone() if any(r.params.logprobs is not None and r.reshaped for r in rows) else logits
         own = logits.clone() if chains and any(r.reshaped for r in rows) else logits
@@ -183,6 +191,8 @@ class Runner:
             n = len(entry.drafts) + 1
             if not all(finite[at : at + n]):
                 result.failed = True
+            elif fault := masks.get(entry.slot, UNMASKED).fault:
+                result.failed, result.fault = True, fault
             elif entry.draft_probs is not None:
                 result.tokens = verify_chain(own[at : at + n], rows[at : at + n], entry.drafts, entry.draft_probs)
             else:
@@ -194,7 +204,7 @@ class Runner:
             self._tokens[entry.slot, first : first + len(result.tokens)] = result.tokens
             at += n
 
-    def _rows(self, entry: Entry) -> list[Row]:
+    def _rows(self, entry: Entry, masks: SlotMasks) -> list[Row]:
         """How to sample after the entry's last token and after each of its drafts."""
         slot = self._slots[entry.slot]
         assert slot is not None, "a scheduled slot was admitted"
@@ -208,6 +218,7 @@ class Runner:
                 self._tokens[entry.slot, :position],
                 admission.prompt_len,
                 slot.bannable if position - admission.prompt_len < admission.params.min_tokens else (),
+                masks.row(position - first),
             )
             for position in range(first, first + len(entry.drafts) + 1)
         ]

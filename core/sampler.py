@@ -30,14 +30,16 @@ class Row:
     position: int  # of the token to be sampled
     history: np.ndarray  # token ids before it
     prompt_len: int
-    banned: tuple[int, ...] = ()  # ids that may not be sampled here
+    banned: tuple[int, ...] = ()  # ids that may not be sampled here, unless nothing else is left
+    mask: Tensor | None = None  # what the form of the text leaves, see `forbid`
 
     @property
     def reshaped(self) -> bool:
         """Whether the logits change before they are compared."""
         p = self.params
         penalized = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-        return bool(penalized or p.logit_bias or p.allowed_token_ids or self.banned)
+        chosen = p.logit_bias or p.allowed_token_ids or p.bad_word_ids or self.banned
+        return bool(penalized or chosen or self.mask is not None)
 
 
 def reshape(logits: Tensor, row: Row) -> None:
@@ -64,8 +66,39 @@ def reshape(logits: Tensor, row: Row) -> None:
         ids_np, counts = np.unique(row.history[row.prompt_len :], return_counts=True)
         seen = torch.from_numpy(ids_np).long().to(logits.device)
         logits[seen] -= p.presence_penalty + p.frequency_penalty * torch.from_numpy(counts).to(logits)
-    if row.banned and not all(t in row.banned for t in (p.allowed_token_ids or (-1,))):
-        logits[torch.tensor(row.banned, device=logits.device)] = -torch.inf
+    if row.mask is not None:
+        forbid(logits, row.mask)
+    if banned := {*row.banned, *endings(p.bad_word_ids, row)}:
+        _ban(logits, sorted(t for t in banned if t < logits.numel()), row)
+
+
+def forbid(logits: Tensor, mask: Tensor) -> None:
+    """Put -inf where a mask has a 0, in place.
+
+    Args:
+        logits: [vocab].
+        mask: int32 [words]; ids beyond its end are forbidden.
+    """
+    bits = (mask.unsqueeze(1) >> torch.arange(32, dtype=torch.int32, device=mask.device)) & 1
+    allowed = bits.flatten()[: logits.numel()].bool()
+    logits[: allowed.numel()].masked_fill_(~allowed, -torch.inf)
+    logits[allowed.numel() :] = -torch.inf
+
+
+def _ban(logits: Tensor, ids: list[int], row: Row) -> None:
+    """Put -inf at ids, unless nothing else is left."""
+    banned = torch.tensor(ids, dtype=torch.long, device=logits.device)
+    kept = logits[banned].clone()
+    logits[banned] = -torch.inf
+    narrow = row.mask is not None or row.params.allowed_token_ids
+    if narrow and not bool((logits > -torch.inf).any()):
+        logits[banned] = kept
+
+
+def endings(words: Sequence[Sequence[int]], row: Row) -> list[int]:
+    """The last tokens of those words whose tokens before the last are the end of the row's output."""
+    output = row.history[row.prompt_len :].tolist() if any(len(word) > 1 for word in words) else []
+    return [w[-1] for w in words if len(w) == 1 or output[1 - len(w) :] == list(w[:-1])]
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -39,6 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured: Structured | None = None  # what the text must look like
+    bad_words: tuple[str, ...] = ()  # texts that are not to be generated
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # their tokens; see `engine.bad_words`
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
@@ -68,6 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
                 raise ValueError(f"logit_bias of token {token} must lie between -100 and 100, not {bias}")
+        if any(not ids for ids in self.bad_word_ids) or any(not word.strip() for word in self.bad_words):
+            raise ValueError("bad_words must not contain an empty string")
         if any(not s for s in self.stop):
             raise ValueError("stop must not contain an empty string")
 

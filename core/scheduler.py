@@ -160,8 +160,7 @@ class Scheduler:
                 continue
             if got.failed:
                 self.finish(request, FinishReason.ERROR)
-                text = "the model computed values that are not finite for this request"
-                outputs.append(Output(request.id, finish_reason=FinishReason.ERROR, error=text))
+                outputs.append(Output(request.id, finish_reason=FinishReason.ERROR, error=got.fault))
                 continue
             if (output := self._grow(entry, request, admission, got)) is not None:
                 outputs.append(output)
@@ -221,8 +220,8 @@ class Scheduler:
         for request in self.policy.order(waiting, time.monotonic(), self._cached_prefix):
             if not self._free_slots or step.budget <= 0:
                 return
-            if request.in_flight:
-                continue  # preempted in the step before; its last token is not known yet
+            if request.in_flight or request.compiling:
+                continue  # preempted in the step before, so its last token is not known yet; or not ready for its first
             if self._blocked == (request.id, self.cache.available()):
                 return  # nothing has changed since it did not fit
             if not self._open(step, request):
