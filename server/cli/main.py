@@ -16,8 +16,10 @@ from engine.server.cli.lazy import Lazy, LazyGroup, lazy
 _OWN = {
     "serve": lazy("engine.server.cli.serve:command", "Serve a model over an OpenAI-compatible HTTP API."),
     "chat": lazy("engine.server.cli.chat:command", "Talk to a model in this terminal."),
+    "batch": lazy("engine.server.cli.batch:command", "Answer a file of requests."),
     "plugins": lazy("engine.server.cli.plugins:group", "See what is installed, and what a configuration takes of it."),
     "config": lazy("engine.server.cli.config:group", "Check a configuration, explain it, or print its schema."),
+    "plan": lazy("engine.server.cli.plan:command", "Compute what a configuration takes of a device, without loading."),
     "doctor": lazy("engine.server.cli.doctor:command", "Look at this machine and say which components can run on it."),
 }
 
