@@ -27,6 +27,22 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
 LONG = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
 STRETCHED = {"original_max_position_embeddings": 32, "factor": 4.0}
 
+LATENT = SMALL | {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+SIGMOID = LATENT | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "q_lora_rank": 20}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SMALL),
     "llama-tied": ("Llama", SMALL | {"tie_word_embeddings": True}),
@@ -57,6 +73,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 160, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},
     ),
     "stablelm": ("StableLm", SMALL),
+    "deepseek-v2": ("DeepseekV2", LATENT | {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        LATENT
+        | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 20}
+        | {"routed_scaling_factor": 16.0, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek-v3": ("DeepseekV3", SIGMOID | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek-v3-halves": ("DeepseekV3", SIGMOID | {"rope_interleave": False, "q_lora_rank": None}),
     "mamba": ("Mamba", {"vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 2}),
 }
 

@@ -1,0 +1,220 @@
+"""DeepSeek's decoder: one forward pass for V2 and V3, driven by a `DeepseekShape`.
+
+It knows no attention backend, no cache and no quantization; it runs on the runner's thread, once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.ops import Ops
+from engine.ops.experts import mix, route
+from engine.ops.rope_table import rope_table
+from engine.plugins.models.deepseek.attention import LatentAttention, Queries, split_up_projection
+from engine.plugins.models.deepseek.shape import DeepseekShape, tensors
+from engine.plugins.models.deepseek.source import DeepseekSource
+from engine.routing import Routing
+from engine.specs.model import Forward, Model, ModelProfile
+from engine.specs.quantization import Linear, Quantization
+from engine.specs.weight_loader import WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A gated feed-forward network."""
+
+    gate_up: Linear  # rows of gate, then up
+    down: Linear
+
+    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
+        return self.down(ops.silu_mul(self.gate_up(x)))
+
+    def tensors(self) -> tuple[Linear, ...]:
+        """What it holds."""
+        return self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts, and the one that every token passes."""
+
+    rule: Routing
+    router: Tensor  # [experts, hidden]
+    correction: Tensor | None  # float32 [experts]
+    gate_ups: Sequence[Linear]
+    downs: Sequence[Linear]
+    shared: Mlp | None
+
+    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
+        ids, weights = route(x, self.router, self.correction, self.rule)
+        mixed = mix(x, ids, weights, self.gate_ups, self.downs, ops)
+        return (mixed if self.shared is None else mixed + self.shared(x, ops)).to(x.dtype)
+
+    def tensors(self) -> tuple[Linear | Tensor | None, ...]:
+        """What it holds."""
+        shared = self.shared.tensors() if self.shared else ()
+        return self.router, self.correction, *self.gate_ups, *self.downs, *shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer. `next_norm` follows it: the input norm of the next layer, or the final one."""
+
+    attention: LatentAttention
+    feed_forward: Mlp | Experts
+    mlp_norm: Tensor  # [hidden]
+    next_norm: Tensor
+
+
+class DeepseekDecoder(Model):
+    """DeepSeek V2, V2-Lite, V3 and R1."""
+
+    def __init__(
+        self,
+        shape: DeepseekShape,
+        profile: ModelProfile,
+        ops: Ops,
+        *,
+        embedding: Tensor,
+        first_norm: Tensor,
+        layers: list[Layer],
+        head: Linear,
+    ) -> None:
+        self.profile = profile
+        self._shape = shape
+        self._ops = ops
+        self._embedding = embedding  # [vocab, hidden]
+        self._first_norm = first_norm
+        self._layers = layers
+        self._head = head
+        self._cos_sin = rope_table(shape.rope, profile.max_context).to(embedding.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
+        shape, ops = self._shape, self._ops
+        residual = self._embedding[tokens]
+        step.tap(0, residual)
+        x = ops.rms_norm(residual, self._first_norm, shape.eps)
+        for index, layer in enumerate(self._layers):
+            x = layer.attention(index, x, positions, self._cos_sin, shape, ops, step)
+            x = ops.add_rms_norm(x, residual, layer.mlp_norm, shape.eps)
+            x = layer.feed_forward(x, ops)
+            x = ops.add_rms_norm(x, residual, layer.next_norm, shape.eps)
+            step.tap(index + 1, residual)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden).float()
+
+    def weight_bytes(self) -> int:
+        shared = self._head.dense() is self._embedding
+        held: list[Linear | Tensor | None] = [self._embedding, self._first_norm, None if shared else self._head]
+        for layer in self._layers:
+            held += [*layer.attention.tensors(), *layer.feed_forward.tensors(), layer.mlp_norm, layer.next_norm]
+        return _bytes(held)
+
+
+def _bytes(held: Iterable[Linear | Tensor | None]) -> int:
+    return sum(x.nbytes if isinstance(x, Tensor) else 0 if x is None else x.weight_bytes() for x in held)
+
+
+def load(
+    shape: DeepseekShape,
+    profile: ModelProfile,
+    weights: WeightSource,
+    linears: Quantization,
+    ops: Ops,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DeepseekDecoder:
+    """Read the weights and make the decoder.
+
+    Raises:
+        ValueError: a weight is missing, of another shape than the config says, or scaled by what is no number.
+    """
+    source = DeepseekSource(weights, shape)
+    source.expect(tensors(shape))
+    reader = _Reader(shape, source, linears, device, dtype)
+    embedding = reader.dense("embed_tokens")
+    head = linears.head(embedding) if shape.tied else linears.linear(source, ["lm_head.weight"], (), device)
+    return DeepseekDecoder(
+        shape,
+        profile,
+        ops,
+        embedding=embedding,
+        first_norm=reader.dense("layers.0.input_layernorm"),
+        layers=[reader.layer(index) for index in range(shape.layers)],
+        head=head,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Makes the parts of the decoder out of a checkpoint."""
+
+    shape: DeepseekShape
+    source: WeightSource
+    linears: Quantization
+    device: torch.device
+    dtype: torch.dtype
+
+    def dense(self, name: str, suffix: str = ".weight", dtype: torch.dtype | None = None) -> Tensor:
+        return self.source.get(f"model.{name}{suffix}", dtype or self.dtype).to(self.device)
+
+    def linear(self, *names: str) -> Linear:
+        return self.linears.linear(self.source, [f"model.{name}.weight" for name in names], (), self.device)
+
+    def layer(self, index: int) -> Layer:
+        at = f"layers.{index}"
+        last = index + 1 == self.shape.layers
+        dense = self.shape.routing is None or index < self.shape.dense_layers
+        return Layer(
+            attention=self._attention(f"{at}.self_attn"),
+            feed_forward=self._mlp(f"{at}.mlp") if dense else self._experts(f"{at}.mlp"),
+            mlp_norm=self.dense(f"{at}.post_attention_layernorm"),
+            next_norm=self.dense("norm" if last else f"layers.{index + 1}.input_layernorm"),
+        )
+
+    def _attention(self, at: str) -> LatentAttention:
+        key_up, value_up = split_up_projection(self.dense(f"{at}.kv_b_proj"), self.shape)
+        return LatentAttention(
+            queries=self._queries(at),
+            row=self.linear(f"{at}.kv_a_proj_with_mqa"),
+            latent_norm=self.dense(f"{at}.kv_a_layernorm"),
+            key_up=key_up,
+            value_up=value_up,
+            out=self.linear(f"{at}.o_proj"),
+        )
+
+    def _queries(self, at: str) -> Queries:
+        if self.shape.q_rank is None:
+            return Queries(up=self.linear(f"{at}.q_proj"))
+        return Queries(
+            down=self.linear(f"{at}.q_a_proj"),
+            norm=self.dense(f"{at}.q_a_layernorm"),
+            up=self.linear(f"{at}.q_b_proj"),
+        )
+
+    def _mlp(self, at: str) -> Mlp:
+        return Mlp(gate_up=self.linear(f"{at}.gate_proj", f"{at}.up_proj"), down=self.linear(f"{at}.down_proj"))
+
+    def _experts(self, at: str) -> Experts:
+        rule = self.shape.routing
+        assert rule is not None, "a layer of experts has a router"
+        made = [self._mlp(f"{at}.experts.{expert}") for expert in range(rule.experts)]
+        correction = self.dense(f"{at}.gate", ".e_score_correction_bias", torch.float32) if rule.corrected else None
+        return Experts(
+            rule=rule,
+            router=self.dense(f"{at}.gate"),
+            correction=correction,
+            gate_ups=[mlp.gate_up for mlp in made],
+            downs=[mlp.down for mlp in made],
+            shared=self._mlp(f"{at}.shared_experts") if self.shape.shared_experts else None,
+        )
+
+
+__all__ = ["DeepseekDecoder", "Experts", "Layer", "Mlp", "load"]
