@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from engine.capabilities import Flag, Needs
 from engine.specs.kv_cache import KVCache, PrefixMatch
+from engine.testing.claims import proves
 from engine.testing.kv_cache_machine import KVCacheMachine
 from engine.testing.offer import OfferConformance
 
@@ -82,6 +83,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.allocate("a", 16)
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_pages_match_only_after_commit(self) -> None:
         """Allocated or even open with the same tokens is not enough; a page in part is not either."""
         cache = self.reusing()
@@ -94,12 +96,14 @@ class KVCacheConformance(OfferConformance):
             assert cache.match([*tokens, 1]).num_tokens == matched
         assert cache.match([*tokens, 1]).pages == cache.block_table("a")[:2]
 
+    @proves("flags:prefix_reuse")
     def test_a_match_leaves_a_token_to_compute(self) -> None:
         """A sequence that is cached as a whole matches one page less."""
         cache = self.reusing()
         fill(cache, "a", [1] * 8)
         assert [cache.match([1] * n).num_tokens for n in (4, 5, 8, 9, 10, 12)] == [0, 4, 4, 8, 8, 8]
 
+    @proves("flags:prefix_reuse")
     def test_a_second_request_shares_the_pages(self) -> None:
         """They head its table, are not counted twice, and outlive the first request."""
         cache = self.reusing()
@@ -114,6 +118,7 @@ class KVCacheConformance(OfferConformance):
         assert (cache.stats().held, cache.stats().cached) == (0, 2)
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_branches_share_their_trunk(self) -> None:
         """Sequences that part ways in the middle of what was computed in one go."""
         cache = self.reusing()
@@ -126,6 +131,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.match([*trunk, 4]).pages == cache.block_table("a")[:2]
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_salts_are_apart(self) -> None:
         """The same tokens under another salt are another prefix."""
         cache = self.reusing()
@@ -136,6 +142,7 @@ class KVCacheConformance(OfferConformance):
         assert not set(cache.block_table("a")) & set(cache.block_table("b"))
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_equal_work_at_once_stays_private(self) -> None:
         """Two requests compute the same; neither table changes, and what one goes on to compute can be matched."""
         cache = self.reusing()
@@ -157,6 +164,7 @@ class KVCacheConformance(OfferConformance):
         cache.check()
         assert (cache.stats().cached, cache.stats().free) == (3, 13)
 
+    @proves("flags:prefix_reuse")
     def test_pinned_pages_are_never_evicted(self) -> None:
         """Neither those an open request computed nor those it matched."""
         cache = self.reusing(num_pages=8)
@@ -171,6 +179,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.match([1] * 9).pages == shared
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_the_least_recently_used_goes_first(self) -> None:
         """A look with `match` alone is no use; opening is."""
         cache = self.reusing(num_pages=6)
@@ -185,6 +194,7 @@ class KVCacheConformance(OfferConformance):
         assert [cache.match([n] * 9).num_tokens for n in (1, 2, 3)] == [8, 0, 8]
         assert cache.stats().evicted_pages == 2
 
+    @proves("flags:prefix_reuse")
     def test_tails_go_before_heads(self) -> None:
         """Of one request's pages the first stay longest; no more are evicted than needed."""
         cache = self.reusing(num_pages=4)
@@ -197,6 +207,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.match([1] * 17).num_tokens == 8
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_free_pages_are_taken_before_cached_ones(self) -> None:
         """Nothing is evicted while a page is free."""
         cache = self.reusing(num_pages=4)
@@ -220,6 +231,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.block_table("a") == head
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_trim_before_the_commit(self) -> None:
         """Tokens that a request was opened with, but that were given up, leave no trace."""
         cache = self.reusing()
@@ -232,6 +244,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.match([1, 1, *[2] * 7]).pages == cache.block_table("a")
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_trim_into_committed_pages(self) -> None:
         """They stay matchable, and the request may go another way from there."""
         cache = self.reusing()
@@ -246,6 +259,7 @@ class KVCacheConformance(OfferConformance):
         assert cache.match([1] * 17).pages == old
         cache.check()
 
+    @proves("flags:prefix_reuse")
     def test_reset_forgets_what_nobody_uses(self) -> None:
         """And nothing else."""
         cache = self.reusing()
@@ -278,6 +292,7 @@ class KVCacheConformance(OfferConformance):
         with pytest.raises(KeyError, match="ghost"):
             cache.allocate("ghost", 1)
 
+    @proves("flags:prefix_reuse")
     def test_commit_reads_each_token_once(self) -> None:
         """Though it is called after every step: a request of n tokens must not cost n²."""
         cache = self.reusing(num_pages=200)
@@ -289,12 +304,13 @@ class KVCacheConformance(OfferConformance):
         assert tokens.read <= 2 * 600
         assert cache.match([*tokens, 0]).num_tokens == 600
 
+    @proves("contract", "flags:prefix_reuse")
     @pytest.mark.parametrize("page_size", [1, 2, 3])
     def test_random_traffic(self, page_size: int) -> None:
-        """Every state the contract allows, against the model."""
-        self.require(Needs(flags=frozenset({Flag.PREFIX_REUSE})))
+        """Every state the contract allows, against the model; a cache that reuses nothing may match nothing."""
+        reuses = Flag.PREFIX_REUSE in self.offer.capabilities.flags
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            lambda: KVCacheMachine(self.cache(10, page_size), page_size, self.prefix_closed),  # type: ignore[arg-type]
+            lambda: KVCacheMachine(self.cache(10, page_size), page_size, self.prefix_closed, reuses),  # type: ignore[arg-type]
             settings=settings(
                 max_examples=self.examples,
                 stateful_step_count=50,

@@ -34,9 +34,9 @@ class Open:
 class KVCacheMachine(RuleBasedStateMachine):
     """Opens, computes, commits, trims and closes requests of few distinct tokens, so that much is shared."""
 
-    def __init__(self, cache: KVCache, page_size: int, prefix_closed: bool) -> None:
+    def __init__(self, cache: KVCache, page_size: int, prefix_closed: bool, reuses: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.cache, self.size, self.prefix_closed = cache, page_size, prefix_closed
+        self.cache, self.size, self.prefix_closed, self.reuses = cache, page_size, prefix_closed, reuses
         self.requests: dict[str, Open] = {}
         self.content: dict[int, Prefix] = {}
         self.resident: dict[Prefix, int] = {}
@@ -148,6 +148,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         looked = self.cache.match(tokens, salt)
         found = self.cache.open(name, tokens, salt)
         assert found == looked
+        assert self.reuses or not found.pages, "pages were matched by a cache that doesn't claim to reuse any"
         self.verify_match(salt, tokens, *found)
         self.requests[name] = Open(salt, list(tokens), list(found.pages), found.num_tokens, len(found.pages))
         return name
@@ -181,6 +182,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         """Commit a request up to some token."""
         request = self.requests[name]
         self.cache.commit(name, request.tokens, computed)
+        if not self.reuses:
+            return
         for index in range(request.committed, computed // self.size):
             self.resident.setdefault(self.prefix(request.salt, request.tokens, index + 1), request.pages[index])
         request.committed = max(request.committed, computed // self.size)

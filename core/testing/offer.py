@@ -63,10 +63,15 @@ class OfferConformance:
         self.each(metafunc, "kind", "devices", [self.device.kind])
 
     def each(self, metafunc: pytest.Metafunc, argument: str, field: str, usual: Iterable[Any]) -> None:
-        """Run a check that takes `argument` for every value the offer claims of a limit, or the usual ones."""
+        """Run a check that takes `argument` for every value the offer claims of a limit, or the usual ones.
+
+        A check that is marked with the field proves each value by its own case.
+        """
         if argument in metafunc.fixturenames:
             values = sorted(getattr(self.offer.capabilities, field)) or usual
-            metafunc.parametrize(argument, [pytest.param(one, marks=proves(f"{field}:{one}")) for one in values])
+            about = any(field in mark.args for mark in metafunc.definition.iter_markers("proves"))
+            cases = [pytest.param(one, marks=proves(f"{field}:{one}") if about else ()) for one in values]
+            metafunc.parametrize(argument, cases)
 
     @proves("devices")
     def test_offer_is_available_on_the_device_of_the_suite(self, kind: str) -> None:

@@ -53,14 +53,13 @@ class Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Note what each check is about."""
         for item in items:
-            owner = getattr(item, "cls", None)
             self._found[item.nodeid] = {
-                "suite": owner.__name__ if owner else "",
+                "suite": item.parent.name if item.parent else "",
                 "check": getattr(item, "originalname", None) or item.name,
                 "case": item.name,
                 "claims": [claim for mark in item.iter_markers("proves") for claim in mark.args],
-                "outcome": "not run",
-                "reason": "",
+                "outcome": "skipped",
+                "reason": "it did not run",
                 "seconds": 0.0,
             }
 
@@ -68,8 +67,7 @@ class Recorder:
         """A failure anywhere is a failure; a skip says why."""
         found = self._found[report.nodeid]
         found["seconds"] += report.duration
-        news = report.outcome != "passed" or (report.when == "call" and found["outcome"] == "not run")
-        if news and found["outcome"] != "failed":
+        if (report.outcome != "passed" or report.when == "call") and found["outcome"] != "failed":
             found["outcome"], found["reason"] = report.outcome, _reason(report)
 
     def pytest_sessionfinish(self) -> None:

@@ -7,8 +7,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
-from engine.device import DeviceProfile
+from engine.device import DeviceProfile, detect
 from engine.plugin import Offer
+from engine.registry import Registry
 from engine.testing.offer import OfferConformance
 
 SUITES: Final[Mapping[str, str]] = {
@@ -48,4 +49,20 @@ def suite_for(
     return type(title, (suite(hook),), {"offer": offer, "module": module, "device": device, "__doc__": offer.summary})
 
 
-__all__ = ["SUITES", "suite", "suite_for"]
+def installed(hook: str, name: str) -> type[OfferConformance]:
+    """The test class for an installed offer. Raises as `Registry.get` and `device_of` do."""
+    owned = Registry.discover().get(hook, name)
+    return suite_for(hook, owned.entry.load(), name, device_of(owned.offer))
+
+
+def device_of(offer: Offer[Any]) -> DeviceProfile:
+    """The device that the suite of an offer runs on: the CPU if the offer claims it, else the one it needs.
+
+    Raises:
+        ResourceError: this machine lacks that device.
+    """
+    devices = offer.capabilities.devices
+    return detect("cpu" if not devices or "cpu" in devices else "cuda")
+
+
+__all__ = ["SUITES", "device_of", "installed", "suite", "suite_for"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.server.cli import docs, lock
+from engine.server.cli import check, docs, lock
 from engine.server.cli.parameters import config_argument, json_option, loaded_with_registry, set_option
 from engine.server.cli.table import table
 
@@ -160,6 +160,7 @@ def _capabilities(offer: Offer[Any]) -> Iterator[str]:
             yield f"{declared.name.replace('_', ' ')}: {words}"
 
 
+group.add_command(check.command)
 group.add_command(docs.command)
 group.add_command(lock.command)
 
