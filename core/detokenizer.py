@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from engine.token_bytes import Alphabet
@@ -28,14 +28,14 @@ class _Stream(ABC):
 
 
 class Detokenizer:
-    """Turns tokens into text as they come."""
+    """Turns tokens into text as they come. Of the special tokens that are skipped, those in `keep` are text."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, keep: Set[int] = frozenset()) -> None:
+        skipped = tokenizer.special_ids - keep if skip_special_tokens else frozenset[int]()
         alphabet = tokenizer.alphabet
         self._stream: _Stream
         if alphabet is None:
-            self._stream = _WholeText(tokenizer, skip_special_tokens)
+            self._stream = _WholeText(tokenizer, skipped)
         elif alphabet.pieces:
             self._stream = _Pieces(alphabet, skipped)
         else:
@@ -108,19 +108,19 @@ class _Pieces(_Stream):
 class _WholeText(_Stream):
     """For decoders that can't work a token at a time: decodes everything again and hands out what is new."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = skipped
         self._ids: list[int] = []
         self._sent = 0  # characters
 
     def push(self, ids: Sequence[int]) -> str:
-        self._ids += ids
-        text = self._tokenizer.decode(self._ids, self._skip)
+        self._ids += [token for token in ids if token not in self._skipped]
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         return self._advance(text.rstrip(_BROKEN), text)
 
     def flush(self) -> str:
-        text = self._tokenizer.decode(self._ids, self._skip)
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         return self._advance(text, text)
 
     def _advance(self, settled: str, text: str) -> str:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from engine.chat_template import render
 from engine.checkpoint import folder_config, read_json
+from engine.specs.tool_parser import ModelText
 from engine.token_bytes import Alphabet, alphabet_of
 
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -45,6 +46,7 @@ class Tokenizer:
         self._add_bos = add_bos
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(index for index, token in added.items() if token.special)
+        self._added = {token.content: index for index, token in added.items()}
         self.vocab_size: int = backend.get_vocab_size()
         self.bos_token_id: int | None = self._id_of("bos_token")
         eos = self._id_of("eos_token")
@@ -103,6 +105,15 @@ class Tokenizer:
         if self.alphabet is not None:
             return self.alphabet.token_bytes(token)
         return self.decode([token], skip_special_tokens=False).encode()
+
+    def special_among(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens that read as one of these texts."""
+        return frozenset(self._added[text] for text in texts if text in self._added) & self.special_ids
+
+    def model_text(self, template: str | None = None) -> ModelText:
+        """What parsers are chosen by; `template` replaces the checkpoint's chat templates."""
+        templates = self._chat_templates.values() if template is None else [template]
+        return ModelText(chat_template="\n".join(templates), added_tokens=frozenset(self._added))
 
     @property
     def has_chat_template(self) -> bool:

@@ -50,6 +50,23 @@ class ReasoningParser(ABC):
         """Whether the text read so far ends within the thoughts."""
 
 
+class NoReasoning(ReasoningParser):
+    """For models that don't think aloud: all text is content."""
+
+    def feed(self, text: str) -> Split:
+        """The piece as it is."""
+        return Split("", text)
+
+    def finish(self) -> Split:
+        """Nothing is held back."""
+        return Split("", "")
+
+    @property
+    def thinking(self) -> bool:
+        """Never."""
+        return False
+
+
 class ReasoningFormat(ABC):
     """One way to mark thoughts."""
 
@@ -88,6 +105,7 @@ __all__ = [
     "API",
     "HOOK",
     "OFFER",
+    "NoReasoning",
     "ReasoningFormat",
     "ReasoningParser",
     "ReasoningParserOffer",

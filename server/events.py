@@ -1,0 +1,82 @@
+"""From the deltas of the core to what they mean: thoughts, text, function calls. Every chat-like API builds on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from engine.parsing.calls import joined
+from engine.specs.tool_parser import Content, ToolArguments, ToolBegin, ToolEnd, ToolEvent, ToolParser
+from engine.text import Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of the model's thoughts. They come before everything else."""
+
+    text: str
+
+
+Event = Reasoning | Content | ToolBegin | ToolArguments | ToolEnd
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One delta and what it means. `delta.text` is in the events, cut and delayed as they need it."""
+
+    delta: Delta
+    events: Sequence[Event]
+    finish_reason: str | None  # the delta's, or `tool_calls`
+
+
+class AnswerReader:
+    """Reads one choice.
+
+    Args:
+        tools: finds the calls; None takes all text as content.
+        parallel: whether calls after the first count; if not they are dropped.
+        forced: the function whose call was forced, for which OpenAI's finish reason is an ordinary one.
+    """
+
+    def __init__(self, tools: ToolParser | None = None, *, parallel: bool = True, forced: bool = False) -> None:
+        self._tools, self._parallel, self._forced = tools, parallel, forced
+        self._called = False
+
+    def read(self, delta: Delta) -> News:
+        """What a delta means; the last one is the one with a finish reason."""
+        events: list[Event] = [Reasoning(delta.reasoning)] if delta.reasoning else []
+        events += self._text(delta)
+        self._called = self._called or any(isinstance(event, ToolBegin) for event in events)
+        reason = delta.finish_reason
+        if reason == "stop" and self._called and not self._forced:
+            reason = "tool_calls"
+        return News(delta, events, reason)
+
+    def _text(self, delta: Delta) -> list[Event]:
+        if self._tools is None:
+            return [Content(delta.text)] if delta.text else []
+        found: list[ToolEvent] = self._tools.feed(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            found = joined([*found, *self._tools.finish()])
+        return [event for event in found if self._parallel or isinstance(event, Content) or event.index == 0]
+
+
+async def read_events(deltas: AsyncGenerator[Delta], readers: Sequence[AnswerReader]) -> AsyncIterator[News]:
+    """The news of all choices as they come, `readers[i]` reading choice i. Closing it closes the deltas."""
+    async with aclosing(deltas):
+        async for delta in deltas:
+            yield readers[delta.index].read(delta)
+
+
+__all__ = [
+    "AnswerReader",
+    "Content",
+    "Event",
+    "News",
+    "Reasoning",
+    "ToolArguments",
+    "ToolBegin",
+    "ToolEnd",
+    "read_events",
+]
