@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,6 +115,11 @@ class Tokenizer:
         """What parsers are chosen by; `template` replaces the checkpoint's chat templates."""
         templates = self._chat_templates.values() if template is None else [template]
         return ModelText(chat_template="\n".join(templates), added_tokens=frozenset(self._added))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of text that one token can stand for."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @property
     def has_chat_template(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.server.errors import bad_request
+from engine.server.exchange import current
 from engine.server.generation import generate
 from engine.server.logprobs import chat_logprobs
 from engine.server.plan import Usage, check_common, choices
@@ -44,7 +44,7 @@ async def answer(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]
         vocab_size=tokenizer.vocab_size,
         max_stop=state.config.server.max_stop,
     )
-    prompt = await chat_prompt(tokenizer, body, state.config.model.chat_template)
+    prompt = await chat_prompt(tokenizer, body, state.config, ready.max_context)
     jobs = choices(body, tokenizer, ready, [prompt], params, state.config)
     reply = _Reply(state.model, tokenizer, body, prompt, len(jobs))
     deltas = generate(state, jobs)
@@ -88,7 +88,7 @@ class _Reply:
     def __init__(self, model: str, tokenizer: Tokenizer, body: ChatRequest, prompt: list[int], n: int) -> None:
         self._tokenizer, self._body, self._prompt, self._n = tokenizer, body, prompt, n
         self._usage = Usage(prompt_tokens=len(prompt))
-        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._frame = {"id": f"chatcmpl-{current().id}", "created": int(time.time()), "model": model}
 
     async def whole(self, deltas: AsyncGenerator[Delta]) -> AsyncGenerator[bytes]:
         """One `chat.completion`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import msgspec
 
 from engine.messages import TokenLogprobs
 from engine.server.errors import bad_request
+from engine.server.exchange import current
 from engine.server.generation import generate
 from engine.server.logprobs import CompletionLogprobs
 from engine.server.plan import Usage, check_common, check_count, choices, choices_per_prompt
@@ -50,7 +50,7 @@ async def answer(state: ServerState, body: CompletionRequest) -> AsyncGenerator[
     given = split_prompts(body.prompt, tokenizer.vocab_size)
     special = body.add_special_tokens is not False
     check_count(len(given) * n, ready)
-    prompts, echoes = await completion_prompts(tokenizer, given, special)
+    prompts, echoes = await completion_prompts(tokenizer, given, special, ready.max_context)
     jobs = choices(body, tokenizer, ready, prompts, params, state.config)
     made = [_Choice(i, tokenizer, body, prompts[i // n], echoes[i // n] if body.echo else "") for i in range(len(jobs))]
     reply = _Reply(state.model, body, made, n, prompts)
@@ -116,7 +116,7 @@ class _Reply:
         self._body, self._made, self._n, self._prompts = body, made, n, prompts
         self._usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self._frame = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{current().id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,

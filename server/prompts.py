@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from engine.config.model import EngineConfig
 from engine.server.conversation import check_tools, template_messages
 from engine.server.errors import bad_request
+from engine.server.limits import check_length, check_messages
 from engine.server.protocol import ChatRequest, TokenizeRequest
 
 if TYPE_CHECKING:
@@ -20,10 +22,18 @@ _OURS = frozenset({"self", "messages", "tools", "add_generation_prompt", "contin
 """Variables of the template that a request can't set through `chat_template_kwargs`."""
 
 
-async def encode(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-    """Tokenize each text, without holding up the event loop."""
+async def encode(
+    tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool, max_context: int | None = None
+) -> list[list[int]]:
+    """Tokenize each text, without holding up the event loop.
+
+    Raises:
+        ApiError: 400, soon, when a text can't fit into a context of `max_context` tokens.
+    """
 
     def work() -> list[list[int]]:
+        if max_context is not None:
+            check_length(tokenizer, texts, max_context)
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     return work() if sum(map(len, texts)) <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
@@ -64,11 +74,12 @@ def chat_text(
         raise bad_request(str(error), "messages") from None
 
 
-async def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, template: str | None) -> list[int]:
-    """The tokens of a chat request. Raises as `chat_text` and `check_tools` do."""
+async def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, config: EngineConfig, max_context: int) -> list[int]:
+    """The tokens of a chat request. Raises as `chat_text`, `check_tools` and `encode` do."""
+    check_messages(body.messages, config.server.max_messages)
     tools = check_tools(body.tools or [], body.tool_choice)
-    text = chat_text(tokenizer, body.messages, tools, body, template)
-    (prompt,) = await encode(tokenizer, [text], bool(body.add_special_tokens))
+    text = chat_text(tokenizer, body.messages, tools, body, config.model.chat_template)
+    (prompt,) = await encode(tokenizer, [text], bool(body.add_special_tokens), max_context)
     return prompt
 
 
@@ -94,12 +105,12 @@ def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str] | list[
 
 
 async def completion_prompts(
-    tokenizer: Tokenizer, prompts: list[str] | list[list[int]], add_special_tokens: bool
+    tokenizer: Tokenizer, prompts: list[str] | list[list[int]], add_special_tokens: bool, max_context: int
 ) -> tuple[list[list[int]], list[str]]:
     """The tokens of each prompt, and the text that echoes it: texts come back as they were sent."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts:
-        return await encode(tokenizer, texts, add_special_tokens), texts
+        return await encode(tokenizer, texts, add_special_tokens, max_context), texts
     ids = [prompt for prompt in prompts if isinstance(prompt, list)]
     return ids, [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in ids]
 

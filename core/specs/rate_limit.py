@@ -1,7 +1,7 @@
 """Extension point: rate limiters, which decide whether a key may send a request now.
 
-Called by the HTTP process when a request begins and whenever it got tokens; must not block. Time is passed in, so that a
-limiter has no clock of its own.
+Called by the HTTP process when a request begins and whenever it got tokens; must not block. Time is passed in, so that
+a limiter has no clock of its own.
 
 Threads: the event loop's thread, one call at a time.
 

@@ -1,4 +1,4 @@
-"""Token buckets. A bucket may owe: output tokens are known only when they are there, and the next request waits for it."""
+"""Token buckets. A bucket may owe, since output tokens are known only when they are there; the next request waits."""
 
 from __future__ import annotations
 

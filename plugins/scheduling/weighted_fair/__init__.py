@@ -14,10 +14,10 @@ from engine.specs.scheduling import PrefixLength, SchedulingPolicy
 class WeightedFair(SchedulingPolicy):
     """Who got least for its weight goes first; requests of one tenant go by arrival.
 
-    Each tenant has a counter of the tokens computed for it, divided by its weight: the virtual token counter of Sheng et
-    al., "Fairness in Serving Large Language Models" (2024). A tenant that comes back after a pause starts at the
-    counter of those who are there, so that silence earns no credit. Preemption goes by arrival: taking pages from whoever
-    is ahead would only have them computed again, and two tenants would take them from each other in turn.
+    Each tenant has a counter of the tokens computed for it, divided by its weight: the virtual token counter of Sheng
+    et al., "Fairness in Serving Large Language Models" (2024). A tenant that comes back after a pause starts at the
+    counter of those who are there, so that silence earns no credit. Preemption goes by arrival: taking pages from
+    whoever is ahead would only have them computed again, and two tenants would take them from each other in turn.
     """
 
     def __init__(self) -> None:
