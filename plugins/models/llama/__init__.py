@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, Options
-from engine.plugins.models.llama.shape import FAMILIES, read_profile, read_shape
+from engine.plugin import Capabilities, Flag, KVKind, Options
+from engine.plugins.models.llama.shape import FAMILIES, read_profile, read_shape, weights
 from engine.specs.model import Model, ModelOffer, ModelProfile
 
 if TYPE_CHECKING:
@@ -43,8 +43,13 @@ def models() -> list[ModelOffer]:
             name="llama",
             summary="Llama, SmolLM2, Mistral, Qwen2 and Qwen3",
             build=build,
-            capabilities=Capabilities(devices=frozenset({"cpu", "cuda"})),
+            capabilities=Capabilities(
+                devices=frozenset({"cpu", "cuda"}),
+                kv_kinds=frozenset({KVKind.GQA}),
+                flags=frozenset({Flag.HIDDEN_STATES, Flag.LINEARS}),
+            ),
             architectures=frozenset(FAMILIES),
             profile=read_profile,
+            weights=weights,
         )
     ]

@@ -119,6 +119,11 @@ def read_profile(config: Mapping[str, Any]) -> ModelProfile:
     )
 
 
+def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight that the decoder reads; raises as `read_shape` does."""
+    return tensors(read_shape(config))
+
+
 def tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight that the decoder reads, in the order of the layers."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -190,4 +195,4 @@ def _windows(config: Mapping[str, Any], family: _Family, layers: int) -> tuple[i
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-__all__ = ["FAMILIES", "DecoderShape", "read_profile", "read_shape", "tensors"]
+__all__ = ["FAMILIES", "DecoderShape", "read_profile", "read_shape", "tensors", "weights"]
