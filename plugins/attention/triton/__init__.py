@@ -1,0 +1,46 @@
+"""Attention for NVIDIA GPUs, written in Triton."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from engine.hooks import hookimpl
+from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Mask, Offer, Options
+from engine.specs.attention import AttentionBackend, AttentionShape
+
+
+def build(options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend:
+    """The backend for one model; raises ValueError when the shape is none that its capabilities allow."""
+    from engine.plugins.attention.triton.backend import TritonAttention
+
+    return TritonAttention(shape, page_size, device)
+
+
+def missing(device: DeviceProfile) -> str | None:
+    """None when Triton is installed, else what to do."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed; install torch with CUDA, which brings it"
+    return None
+
+
+@hookimpl
+def attention_backends() -> list[Offer[AttentionBackend]]:
+    """The one backend."""
+    return [
+        Offer(
+            name="triton",
+            summary="paged flash attention in Triton: split keys for decodes, tiles for prefills, chunks and drafts",
+            build=build,
+            capabilities=Capabilities(
+                devices=frozenset({"cuda"}),
+                min_compute_capability=(8, 0),
+                dtypes=frozenset({"float32", "bfloat16", "float16"}),
+                kv_kinds=frozenset({KVKind.GQA}),
+                head_dims=frozenset({16, 32, 64, 80, 96, 112, 128, 192, 256}),
+                masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
+                flags=frozenset({Flag.SOFTCAP, Flag.GRAPH_SAFE}),
+            ),
+            available=missing,
+            rank=50,
+        )
+    ]

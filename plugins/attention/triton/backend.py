@@ -1,0 +1,249 @@
+"""Paged attention by Triton kernels: decodes split along their keys, everything else in tiles of queries.
+
+Called on the runner's thread. Scores, softmax and sums are float32; with 16-bit types the weights of the softmax are
+rounded before they meet V. `plan` and `forward` of a batch of decodes read lengths on the device only, so they may be
+captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.plugin import DeviceProfile, KVKind
+from engine.plugins.attention.triton import decode, prefill
+from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
+
+LOG2E: Final = 1.4426950408889634
+
+PROGRAMS: Final = 4
+"""Programs per multiprocessor that share the keys of all decodes; several, since parts end at different times."""
+
+LONG: Final = 64
+"""Mean number of new tokens from which a tile takes one query head; below, the heads of a KV head share a tile."""
+
+MOST_REQUESTS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How kernels cut their work."""
+
+    block: int  # keys a round
+    warps: int
+    stages: int
+    rows: int = 16  # of a prefill tile: tokens times heads
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The decodes of one step for layers with one window."""
+
+    items: Tensor  # int32 [capacity, ITEM]
+    partial_out: Tensor  # float32 [capacity, heads, v_head_dim]
+    partial_stats: Tensor  # float32 [capacity, heads, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all layers of a step share."""
+
+    batch: AttentionBatch
+    work: dict[int, Work]  # window (0: none) -> decodes
+    tiles: int  # of the prefills, at most
+    packed: bool  # heads of a KV head share a tile
+    trees: Tensor | None  # uint8, masks end to end
+    tree_at: Tensor | None  # int64 [R]
+
+
+class TritonAttention(AttentionBackend):
+    """GQA of any ratio in float32, bfloat16 and float16."""
+
+    def __init__(self, shape: AttentionShape, page_size: int, device: DeviceProfile) -> None:
+        if shape.kind is not KVKind.GQA:
+            raise ValueError(f"attention backend 'triton' keeps K and V per KV head, not {shape.kind}")
+        if shape.heads % shape.kv_heads:
+            raise ValueError(f"{shape.heads} query heads can't be shared out among {shape.kv_heads} KV heads")
+        if small := [size for size in (shape.head_dim, shape.v_head_dim) if size < 16]:
+            raise ValueError(f"attention backend 'triton' needs heads of at least 16 elements, not {small[0]}")
+        self._shape, self._page_size = shape, page_size
+        self._windows = tuple(window or 0 for window in shape.windows)
+        self._group = shape.heads // shape.kv_heads
+        self._device = torch.device(device.kind)
+        chip = torch.cuda.get_device_properties(self._device).multi_processor_count if device.kind == "cuda" else 4
+        self._wanted = max(1, PROGRAMS * chip // shape.kv_heads)  # parts of requests, each for every KV head
+        self._counters = torch.zeros(0, dtype=torch.int32, device=self._device)
+        self._no_tree = torch.full((1,), -1, dtype=torch.int64, device=self._device)
+        wide = shape.dtype == "float32" or max(shape.head_dim, shape.v_head_dim) > 128
+        self._decode = Tiles(block=32, warps=4, stages=2) if wide else Tiles(block=64, warps=4, stages=3)
+        self._long = Tiles(32, 4, 1, rows=64) if wide else Tiles(64, 8, 3, rows=128)
+        self._short = Tiles(32, 4, 1, rows=16) if wide else Tiles(64, 4, 2, rows=16)
+        cap = shape.softcap
+        self._scale = shape.scale * LOG2E if cap is None else 2 * LOG2E * shape.scale / cap
+        self._softcap = LOG2E * (cap or 0.0)
+        self._common: dict[str, Any] = {
+            "GROUP": self._group,
+            "KV_HEADS": shape.kv_heads,
+            "DIM": shape.head_dim,
+            "DIM_PAD": triton.next_power_of_2(shape.head_dim),
+            "V_DIM": shape.v_head_dim,
+            "V_PAD": triton.next_power_of_2(shape.v_head_dim),
+            "PAGE": page_size,
+            "SOFTCAP": cap is not None,
+            "PRECISION": "ieee" if shape.dtype == "float32" else "tf32",
+        }
+
+    def kv_layout(self) -> KVLayout:
+        """A page holds each head's rows in one piece: [KV heads, page size, width]."""
+        heads, page = self._shape.kv_heads, self._page_size
+        parts = (("k", (heads, page, self._shape.head_dim)), ("v", (heads, page, self._shape.v_head_dim)))
+        return KVLayout(parts=parts, dtype=self._shape.dtype)
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        """List the work of the decodes for every window, and count the tiles of the rest."""
+        decodes, requests = batch.num_decodes, len(batch.query_lens_host)
+        if self._counters.numel() < decodes * self._shape.kv_heads:
+            self._counters = torch.zeros(MOST_REQUESTS * self._shape.kv_heads, dtype=torch.int32, device=self._device)
+        work = {window: self._list(batch, window) for window in set(self._windows)} if decodes else {}
+        lens = batch.query_lens_host[decodes:]
+        tokens, packed = int(lens.sum()), len(lens) > 0 and int(lens.sum()) < LONG * len(lens)
+        tile = self._short.rows // self._pack(packed) if packed else self._long.rows
+        trees, tree_at = self._trees(batch) if batch.tree_masks else (None, None)
+        return Plan(batch, work, tokens // tile + requests - decodes if tokens else 0, packed, trees, tree_at)
+
+    def _pack(self, packed: bool) -> int:
+        return min(triton.next_power_of_2(self._group), self._short.rows) if packed else 1
+
+    def _list(self, batch: AttentionBatch, window: int) -> Work:
+        decodes, shape = batch.num_decodes, self._shape
+        capacity = decodes + self._wanted
+        items = torch.empty(capacity, decode.ITEM, dtype=torch.int32, device=self._device)
+        padded = 256 if decodes <= 256 else MOST_REQUESTS
+        decode.list_work[(1,)](
+            batch.seq_lens, items, decodes, capacity, window, self._wanted, REQUESTS=padded, BLOCK=self._decode.block
+        )
+        return Work(
+            items,
+            torch.empty(capacity, shape.heads, shape.v_head_dim, dtype=torch.float32, device=self._device),
+            torch.empty(capacity, shape.heads, 2, dtype=torch.float32, device=self._device),
+        )
+
+    def _trees(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+        starts, at = [-1] * len(batch.query_lens_host), 0
+        masks = batch.tree_masks or {}
+        for request, mask in masks.items():
+            starts[request], at = at, at + mask.numel()
+        flat = torch.cat([mask.flatten() for mask in masks.values()]).to(torch.uint8)
+        return flat, torch.tensor(starts, dtype=torch.int64).to(self._device, non_blocking=True)
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        assert v is not None, "K and V are kept apart"
+        out = torch.empty(q.shape[0], self._shape.heads, self._shape.v_head_dim, dtype=q.dtype, device=q.device)
+        strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], kv[0].stride(0), kv[1].stride(0))
+        window = self._windows[layer]
+        if plan.work:
+            self._forward_decodes(q, k, v, kv, out, strides, window, plan)
+        if plan.tiles:
+            self._forward_rest(q, k, v, kv, out, strides, window, plan)
+        return out
+
+    def _forward_decodes(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: tuple[Tensor, ...],
+        out: Tensor,
+        strides: tuple[int, ...],
+        window: int,
+        plan: Plan,
+    ) -> None:
+        batch, work = plan.batch, plan.work[window]
+        decode.decode[(len(work.items), self._shape.kv_heads)](
+            q,
+            k,
+            v,
+            *kv,
+            out,
+            work.partial_out,
+            work.partial_stats,
+            self._counters,
+            work.items,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.slot_mapping,
+            *strides,
+            batch.block_tables.stride(0),
+            self._scale,
+            self._softcap,
+            window,
+            ROWS=max(16, triton.next_power_of_2(self._group)),
+            BLOCK=self._decode.block,
+            WINDOW=window > 0,
+            STAGES=self._decode.stages,
+            num_warps=self._decode.warps,
+            **self._common,
+        )
+
+    def _forward_rest(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: tuple[Tensor, ...],
+        out: Tensor,
+        strides: tuple[int, ...],
+        window: int,
+        plan: Plan,
+    ) -> None:
+        batch, shape, first = plan.batch, self._shape, plan.batch.num_decodes
+        prefill.store[(q.shape[0] - first,)](
+            k[first:],
+            v[first:],
+            *kv,
+            batch.slot_mapping[first:],
+            *strides[2:],
+            HEADS=shape.kv_heads,
+            DIM=shape.head_dim,
+            V_DIM=shape.v_head_dim,
+            PAGE=self._page_size,
+            WIDTH=triton.next_power_of_2(shape.kv_heads * max(shape.head_dim, shape.v_head_dim)),
+            num_warps=4,
+        )
+        tiles, pack = (self._short, self._pack(True)) if plan.packed else (self._long, 1)
+        prefill.prefill[(plan.tiles, shape.kv_heads * -(-self._group // pack))](
+            q,
+            k,
+            v,
+            *kv,
+            out,
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.positions,
+            plan.trees if plan.trees is not None else self._no_tree,
+            plan.tree_at if plan.tree_at is not None else self._no_tree,
+            *strides,
+            batch.block_tables.stride(0),
+            first,
+            len(batch.query_lens_host),
+            self._scale,
+            self._softcap,
+            window,
+            PACK=pack,
+            ROWS=tiles.rows,
+            BLOCK=tiles.block,
+            WINDOW=window > 0,
+            TREE=plan.trees is not None,
+            STAGES=tiles.stages,
+            num_warps=tiles.warps,
+            **self._common,
+        )
+
+
+__all__ = ["TritonAttention"]

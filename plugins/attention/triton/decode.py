@@ -1,0 +1,199 @@
+"""Decode attention: one query token per request against its pages, the keys split over many programs.
+
+A work list made on the device once a step says which program does what, so that nothing here depends on lengths that
+only the host knows: a captured CUDA graph stays right while the requests grow. The program that finishes a request's
+last part merges the parts, in order, so the result does not depend on which one that was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+ITEM = 5
+"""Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
+
+
+@triton.jit
+def list_work(
+    seq_lens: Any,
+    items: Any,
+    requests: Any,
+    capacity: Any,
+    window: Any,
+    wanted: Any,
+    REQUESTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Cut every request into parts of one common length, about `wanted` parts in all; one program.
+
+    seq_lens int32 [requests]; items int32 [capacity, ITEM]; window 0 for none. `capacity` must be at least
+    `requests + wanted`. Parts are multiples of BLOCK keys long, but for the last.
+    """
+    r = tl.arange(0, REQUESTS)
+    lens = tl.load(seq_lens + r, mask=r < requests, other=0)
+    begin = tl.where(window > 0, tl.maximum(lens - window, 0), 0) // BLOCK * BLOCK
+    keys = lens - begin
+    part = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(keys), wanted), BLOCK), 1) * BLOCK
+    count = tl.cdiv(keys, part)
+    ends = tl.cumsum(count, 0)
+    for start in range(0, capacity, REQUESTS):
+        tl.store(items + (start + r) * 5, -1, mask=start + r < capacity)
+    tl.debug_barrier()
+    first = ends - count
+    for s in range(tl.max(count)):
+        here = s < count
+        at = items + (first + s) * 5
+        tl.store(at, r, mask=here)
+        tl.store(at + 1, begin + s * part, mask=here)
+        tl.store(at + 2, tl.minimum(begin + (s + 1) * part, lens), mask=here)
+        tl.store(at + 3, first, mask=here)
+        tl.store(at + 4, count, mask=here)
+
+
+@triton.jit
+def decode(
+    q,
+    k,
+    v,
+    k_pages,
+    v_pages,
+    out,
+    partial_out,
+    partial_stats,
+    counters,
+    items,
+    seq_lens,
+    block_tables,
+    slot_mapping,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    k_page,
+    v_page,
+    table_row,
+    scale,
+    softcap,
+    window,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # type: ignore[no-untyped-def]
+    """One item of the work list for one KV head: program (item, KV head).
+
+    Stores the new token's k and v when the item holds the request's last key. `scale` and `softcap` are in units of
+    log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32 [items, heads, 2]
+    (maximum and sum), counters int32 [requests, KV heads], zero before and after.
+    """
+    item = tl.program_id(0)
+    head = tl.program_id(1)
+    at = items + item * 5
+    request = tl.load(at)
+    if request < 0:
+        return
+    begin = tl.load(at + 1)
+    end = tl.load(at + 2)
+    first = tl.load(at + 3)
+    count = tl.load(at + 4)
+    length = tl.load(seq_lens + request)
+    row = tl.arange(0, ROWS)
+    d = tl.arange(0, DIM_PAD)
+    dv = tl.arange(0, V_PAD)
+    is_row = row < GROUP
+    heads = head * GROUP + row
+    queries = tl.load(
+        q + request.to(tl.int64) * q_token + heads[:, None] * q_head + d[None, :],
+        mask=is_row[:, None] & (d[None, :] < DIM),
+        other=0.0,
+    )
+    if end == length:
+        slot = tl.load(slot_mapping + request)
+        page = slot // PAGE
+        offset = slot % PAGE
+        new_k = tl.load(k + request.to(tl.int64) * k_token + head * k_head + d, mask=d < DIM)
+        new_v = tl.load(v + request.to(tl.int64) * v_token + head * v_head + dv, mask=dv < V_DIM)
+        tl.store(k_pages + page * k_page + (head * PAGE + offset) * DIM + d, new_k, mask=d < DIM)
+        tl.store(v_pages + page * v_page + (head * PAGE + offset) * V_DIM + dv, new_v, mask=dv < V_DIM)
+        tl.debug_barrier()  # the loop below reads them back
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, V_PAD], tl.float32)
+    table = block_tables + request.to(tl.int64) * table_row
+    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+        n = start + tl.arange(0, BLOCK)
+        exists = n < end
+        page = tl.load(table + n // PAGE, mask=exists, other=0).to(tl.int64)
+        inside = head * PAGE + n % PAGE
+        keys = tl.load(
+            k_pages + (page * k_page + inside * DIM)[None, :] + d[:, None],
+            mask=exists[None, :] & (d[:, None] < DIM),
+            other=0.0,
+        )
+        scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+        if SOFTCAP:
+            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
+        sees = exists
+        if WINDOW:
+            sees = sees & (n >= length - window)
+        scores = tl.where(sees[None, :], scores, float("-inf"))
+        peak = tl.maximum(best, tl.max(scores, 1))
+        safe = tl.where(peak == float("-inf"), 0.0, peak)
+        weights = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(best - safe)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(
+            v_pages + (page * v_page + inside * V_DIM)[:, None] + dv[None, :],
+            mask=exists[:, None] & (dv[None, :] < V_DIM),
+            other=0.0,
+        )
+        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        best = peak
+    is_out = is_row[:, None] & (dv[None, :] < V_DIM)
+    to = out + (request.to(tl.int64) * KV_HEADS * GROUP + heads)[:, None] * V_DIM + dv[None, :]
+    if count == 1:
+        tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
+    else:
+        part = (item * KV_HEADS * GROUP + heads).to(tl.int64)
+        tl.store(partial_out + part[:, None] * V_DIM + dv[None, :], acc, mask=is_out)
+        tl.store(partial_stats + part * 2, best, mask=is_row)
+        tl.store(partial_stats + part * 2 + 1, total, mask=is_row)
+        tl.debug_barrier()  # all of this program's stores before its tick
+        done = tl.atomic_add(counters + request * KV_HEADS + head, 1, sem="acq_rel")
+        if done == count - 1:
+            tl.store(counters + request * KV_HEADS + head, 0)
+            best = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            acc = tl.zeros([ROWS, V_PAD], tl.float32)
+            for i in range(first, first + count):
+                part = (i * KV_HEADS * GROUP + heads).to(tl.int64)
+                other = tl.load(partial_stats + part * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+                sums = tl.load(partial_stats + part * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+                outs = tl.load(
+                    partial_out + part[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg"
+                )
+                peak = tl.maximum(best, other)
+                safe = tl.where(peak == float("-inf"), 0.0, peak)
+                mine = tl.exp2(best - safe)
+                theirs = tl.exp2(other - safe)
+                total = total * mine + sums * theirs
+                acc = acc * mine[:, None] + outs * theirs[:, None]
+                best = peak
+            tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
+
+
+__all__ = ["ITEM", "decode", "list_work"]

@@ -1,0 +1,33 @@
+"""The Triton backend through the suite: on the GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from engine.device import detect
+from engine.plugins.attention import triton as plugin
+from engine.testing.attention import AttentionConformance, gqa
+
+GPU = torch.cuda.is_available()
+DEVICE = detect("cuda" if GPU else "cpu")
+DECLARED = plugin.attention_backends()[0]
+
+
+DTYPES = DECLARED.capabilities.dtypes - (frozenset() if GPU else {"bfloat16"})  # the interpreter's dot() misreads it
+
+
+class TestTritonAttention(AttentionConformance):
+    offer = replace(
+        DECLARED, capabilities=replace(DECLARED.capabilities, devices=frozenset({DEVICE.kind}), dtypes=DTYPES)
+    )
+    module = "engine.plugins.attention.triton"
+    device = DEVICE
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_values_narrower_than_keys(self, dtype: str) -> None:
+        self.play(self.bench(gqa(6, 2, 96, v_head_dim=48, dtype=dtype)), [{"a": 20}, {"a": 1, "b": 9}])
