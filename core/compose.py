@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from engine.capabilities import Flag, Mask, Needs
 from engine.composition import Composition
@@ -22,11 +22,12 @@ from engine.specs.model_source import ModelFiles, Progress
 
 _BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
 _BFLOAT16_CUDA = (8, 0)
-_ROLES = {
+ROLES: Final[Mapping[str, frozenset[Flag]]] = {
     "producer": frozenset({Flag.PRODUCER}),
     "consumer": frozenset({Flag.CONSUMER}),
     "both": frozenset({Flag.PRODUCER, Flag.CONSUMER}),
 }
+"""What a KV connector must be able to do in each role."""
 
 
 def resolve_source(
@@ -131,7 +132,7 @@ def compose(
         max_context=max_context,
         choices=choices,
         connectors=tuple(
-            selector.choose(parts["kv_connectors", i], replace(needs, flags=_ROLES[section.role]))
+            selector.choose(parts["kv_connectors", i], replace(needs, flags=ROLES[section.role]))
             for i, section in enumerate(config.kv_connectors)
         ),
         observers=tuple(selector.choose(parts["observers", i], base) for i in range(len(config.observers))),
@@ -220,4 +221,4 @@ def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) 
     return asked
 
 
-__all__ = ["ReadModel", "compose", "read_model", "resolve_source"]
+__all__ = ["ROLES", "ReadModel", "compose", "read_model", "resolve_source"]

@@ -27,6 +27,13 @@ def set_option(function: F) -> F:
     )(function)
 
 
+def device_option(function: F) -> F:
+    """`--device`, as `device`: a name or a path for `engine.device_profiles.load_profile`, or None."""
+    return click.option(
+        "--device", metavar="NAME|FILE", help="A known device (h200, a100, rtx4090, cpu, …) or a YAML file."
+    )(function)
+
+
 def json_option(function: F) -> F:
     """`--json`, as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(function)
@@ -41,4 +48,4 @@ def loaded_with_registry(config: Path | None, overrides: Sequence[str]) -> tuple
     return loaded, Registry.discover(loaded.config.plugins.allow, loaded.config.plugins.deny)
 
 
-__all__ = ["config_argument", "json_option", "loaded_with_registry", "set_option"]
+__all__ = ["config_argument", "device_option", "json_option", "loaded_with_registry", "set_option"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.server.cli import check, docs, lock
+from engine.server.cli import check, docs, lock, matrix
 from engine.server.cli.parameters import config_argument, json_option, loaded_with_registry, set_option
 from engine.server.cli.table import table
 
@@ -163,5 +163,6 @@ def _capabilities(offer: Offer[Any]) -> Iterator[str]:
 group.add_command(check.command)
 group.add_command(docs.command)
 group.add_command(lock.command)
+group.add_command(matrix.command)
 
 __all__ = ["group"]
