@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.server.errors import ApiError
+from engine.server.exchange import current
 from engine.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -30,28 +31,48 @@ def event(data: Any) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+def named_event(name: str, data: Any) -> bytes:
+    """One server-sent event that says its type beside the data, too."""
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
+def last_words(error: ApiError) -> bytes:
+    """How a stream of OpenAI's completions ends when it breaks off."""
+    return b"data: " + error.body() + b"\n\n" + DONE
+
+
 class Answer(Response):
     """A body from a generator, as one JSON document or as a stream of server-sent events.
 
     The generator runs in a task of its own. When the client hangs up, or the server stops waiting while it drains, the
     task is cancelled and with it the work in the core. Nothing is sent before the generator yields, so an ApiError that
     it raises first becomes an ordinary error; a later one becomes the last event of the stream.
+
+    Args:
+        failure: that last event, in the words of the API.
     """
 
     def __init__(
-        self, state: ServerState, chunks: AsyncGenerator[bytes], *, stream: bool, headers: Mapping[str, str]
+        self,
+        state: ServerState,
+        chunks: AsyncGenerator[bytes],
+        *,
+        stream: bool,
+        headers: Mapping[str, str],
+        failure: Callable[[ApiError], bytes] = last_words,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.media_type = "text/event-stream" if stream else "application/json"
         self.init_headers({**headers, "Cache-Control": "no-cache"} if stream else headers)
-        self._state, self._chunks, self._stream = state, chunks, stream
+        self._state, self._chunks, self._stream, self._failure_event = state, chunks, stream, failure
+        self._exchange = current()
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._produce(send))
         gone = asyncio.ensure_future(_hang_up(receive))
-        self._state.active.add(work)
+        self._state.active[work] = self._exchange
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -62,7 +83,7 @@ class Answer(Response):
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-            self._state.active.discard(work)
+            self._state.active.pop(work, None)
 
     async def _produce(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
@@ -85,7 +106,9 @@ class Answer(Response):
     def _failure(self, work: asyncio.Future[None]) -> ApiError | None:
         """What to tell the client, if anything went wrong."""
         if work.cancelled():
-            return ApiError(503, "this server is shutting down and cut the answer short", retry_after=1)
+            if not self._state.stopping:
+                return ApiError(403, self._exchange.cut or "the answer was cut short", code="aborted")
+            return ApiError(503, self._exchange.cut or "the answer was cut short", retry_after=1)
         error = work.exception()
         if error is None or isinstance(error, ApiError):
             return error
@@ -98,7 +121,7 @@ class Answer(Response):
         if not self._started:
             await error.response()(scope, receive, send)
         elif self._stream:
-            await send({"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n" + DONE})
+            await send({"type": "http.response.body", "body": self._failure_event(error)})
 
 
 async def _hang_up(receive: Receive) -> None:
@@ -107,4 +130,4 @@ async def _hang_up(receive: Receive) -> None:
         pass
 
 
-__all__ = ["DONE", "Answer", "event", "json_response"]
+__all__ = ["DONE", "Answer", "event", "json_response", "last_words", "named_event"]
