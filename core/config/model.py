@@ -234,6 +234,9 @@ class ServerSection(Section):
     kept_requests: int = Field(
         default=1000, ge=0, le=100_000, description="Finished requests that /requests/ID (`engine why`) knows."
     )
+    response_memory: Bytes = Field(
+        default=64 * 2**20, description="Bytes of answers of /v1/responses kept in memory; the oldest make room."
+    )
     routes: list[str] = Field(default_factory=list, description="Routes of plugins to mount.")
 
 
