@@ -106,8 +106,8 @@ def _entry(point: metadata.EntryPoint, distribution: str, version: str, stated: 
     )
     if entry.api == HOOK_API:
         return entry
-    if entry.api in ENDING:
-        return replace(entry, warnings=(ENDING[entry.api].used_by(entry.owner, entry.name),))
+    if entry.api is not None and (end := ENDING.get(entry.api)):
+        return replace(entry, warnings=(end.used_by(entry.owner, entry.name),))
     said = f"is written for hook API {stated}" if stated else "does not say which hook API it is written for"
     spoken = " and ".join(f"v{number}" for number in sorted({*ENDING, HOOK_API}))
     wanted = f'this engine speaks {spoken}, stated by hooks = "v{HOOK_API}" in the entry-point group {API_GROUP!r}'

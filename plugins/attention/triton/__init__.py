@@ -18,7 +18,7 @@ def build(options: Options, *, shape: AttentionShape, page_size: int, device: De
 
 def missing(device: DeviceProfile) -> str | None:
     """None when Triton is installed, else what to do."""
-    if find_spec("triton") is None:
+    if device.here and find_spec("triton") is None:
         return "the package triton is not installed; install torch with CUDA, which brings it"
     return None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from engine.errors import ConfigError
@@ -19,9 +20,21 @@ PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
 
 def test_the_page_is_what_the_built_ins_declare() -> None:
     built_in = Registry([e for e in Registry.discover().entries if e.distribution == "engine-llm"])
-    assert PAGE.read_text() == markdown(computed(built_in)), (
-        "run `engine plugins matrix --markdown > docs/compatibility.md` where only the engine's own plugins are installed"
-    )
+    assert PAGE.read_text() == markdown(computed(built_in)), "run `engine plugins matrix --markdown` for the page again"
+
+
+def test_nobody_asks_this_machine_about_another() -> None:
+    code = """
+import importlib.util, sys
+from engine.registry import Registry
+importlib.util.find_spec = lambda name, package=None: None
+sys.platform = "none"
+from engine.server.cli.matrix import computed, markdown
+built_in = Registry([e for e in Registry.discover().entries if e.distribution == "engine-llm"])
+print(markdown(computed(built_in)), end="")
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == PAGE.read_text()
 
 
 def test_a_cell_that_does_not_fit_has_the_numbers_of_its_reasons() -> None:
