@@ -1,4 +1,4 @@
-"""Chat messages and tools: checked, and brought into the shape that chat templates expect."""
+"""Chat messages: checked, and brought into the shape that chat templates expect."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if message.get("content") is None and not (calls or message.get("function_call") or "content" in message):
         raise bad_request(f"{where} needs content or tool_calls", f"{where}.content")
     made = {**message, "content": _content(message.get("content"), f"{where}.content")}
+    if "reasoning" in made:  # both names are in use among clients; templates know this one
+        made.setdefault("reasoning_content", made["reasoning"])
     made.pop("tool_calls", None)
     if calls:
         made["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
@@ -89,52 +91,6 @@ def _arguments(arguments: Any) -> Any:
         return arguments
 
 
-def check_tools(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None) -> list[dict[str, Any]] | None:
-    """The tools to show to the model; None when there are none or none are to be used.
-
-    The template tells the model of them and its answer is returned as text. A choice that would force a call can't be
-    kept without constrained decoding, so it is refused.
-
-    Raises:
-        ApiError: 400 for a malformed tool, or a choice that is malformed, names no tool or would need constraints.
-    """
-    names = [_tool_name(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
-            raise bad_request("tool_choice must be 'none', 'auto' or name a function", "tool_choice")
-        if name not in names:
-            raise bad_request(f"tool_choice names {name!r}, but tools has {names}", "tool_choice")
-        raise _unforced(f"of the function {name!r}")
-    if choice == "required":
-        if not names:
-            raise bad_request("tool_choice 'required' needs tools", "tool_choice")
-        raise _unforced("'required'")
-    if choice not in (None, "none", "auto"):
-        raise bad_request(f"tool_choice must be 'none', 'auto' or name a function, not {choice!r}", "tool_choice")
-    return list(tools) if tools and choice != "none" else None
-
-
-def _unforced(what: str) -> Exception:
-    return bad_request(
-        f"tool_choice {what} needs constrained decoding, which this server does not have; use 'auto' or 'none'",
-        "tool_choice",
-    )
-
-
-def _tool_name(tool: dict[str, Any], where: str) -> str:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        raise bad_request(f"{where} must have type 'function' and an object `function`", where)
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise bad_request(f"{where}.function.name must be a non-empty string", where)
-    if not isinstance(function.get("parameters"), dict | None):
-        raise bad_request(f"{where}.function.parameters must be an object (a JSON schema)", where)
-    return name
-
-
 def check_response_format(response_format: dict[str, Any] | None, structured: dict[str, Any] | None) -> None:
     """Plain text is all there is: raise a 400 for everything that needs constrained decoding."""
     kind = "text" if response_format is None else response_format.get("type")
@@ -145,4 +101,4 @@ def check_response_format(response_format: dict[str, Any] | None, structured: di
         raise bad_request(f"{name} needs constrained decoding, which this server does not have; ask for text", name)
 
 
-__all__ = ["check_response_format", "check_tools", "template_messages"]
+__all__ = ["check_response_format", "template_messages"]

@@ -36,16 +36,24 @@ class AnswerReader:
     Args:
         tools: finds the calls; None takes all text as content.
         parallel: whether calls after the first count; if not they are dropped.
-        forced: the function whose call was forced, for which OpenAI's finish reason is an ordinary one.
+        forced: whether one certain function had to be called, for which OpenAI's finish reason is an ordinary one.
+        show_reasoning: whether thoughts are told; if not they are dropped.
     """
 
-    def __init__(self, tools: ToolParser | None = None, *, parallel: bool = True, forced: bool = False) -> None:
-        self._tools, self._parallel, self._forced = tools, parallel, forced
+    def __init__(
+        self,
+        tools: ToolParser | None = None,
+        *,
+        parallel: bool = True,
+        forced: bool = False,
+        show_reasoning: bool = True,
+    ) -> None:
+        self._tools, self._parallel, self._forced, self._thoughts = tools, parallel, forced, show_reasoning
         self._called = False
 
     def read(self, delta: Delta) -> News:
         """What a delta means; the last one is the one with a finish reason."""
-        events: list[Event] = [Reasoning(delta.reasoning)] if delta.reasoning else []
+        events: list[Event] = [Reasoning(delta.reasoning)] if delta.reasoning and self._thoughts else []
         events += self._text(delta)
         self._called = self._called or any(isinstance(event, ToolBegin) for event in events)
         reason = delta.finish_reason

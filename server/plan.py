@@ -18,6 +18,7 @@ from engine.server.errors import bad_request
 from engine.server.generation import Job
 from engine.server.prompts import room
 from engine.server.protocol import Generate
+from engine.server.reading import PLAIN, Reading
 from engine.server.sampling import with_seed
 from engine.text import ChoiceText, Delta
 
@@ -34,22 +35,26 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     _seen: set[int] = field(default_factory=set)
 
     def add(self, delta: Delta, n: int) -> None:
         """Count a delta of a request with n choices per prompt."""
         self.completion_tokens += len(delta.token_ids)
+        self.reasoning_tokens += delta.reasoning_tokens
         if delta.index % n == 0 and delta.index not in self._seen and (delta.token_ids or delta.finish_reason):
             self._seen.add(delta.index)
             self.cached_tokens += delta.cached_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """OpenAI's object."""
+        details = {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **(details if self.reasoning_tokens else {}),
         }
 
 
@@ -60,6 +65,7 @@ def choices(
     prompts: Sequence[list[int]],
     params: SamplingParams,
     config: EngineConfig,
+    reading: Reading = PLAIN,
 ) -> list[tuple[Job, ChoiceText]]:
     """One job of the core for every choice: k prompts times n, the choices of one prompt side by side.
 
@@ -71,6 +77,7 @@ def choices(
     priority = _priority(body.priority)
     transfer = _transfer(body.kv_transfer_params, {connector.role for connector in config.kv_connectors})
     batch = uuid.uuid4().hex
+    kept = reading.kept_tokens(tokenizer)
     made = []
     for i, prompt in enumerate(prompts):
         fitted = _fitted(params, prompt, ready.max_context)
@@ -84,8 +91,9 @@ def choices(
                 cache_salt=body.cache_salt or "",
                 kv_transfer=transfer,
             )
-            detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-            text = ChoiceText(job.index, params, detokenizer, frozenset(tokenizer.eos_token_ids))
+            detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, kept)
+            eos = frozenset(tokenizer.eos_token_ids)
+            text = ChoiceText(job.index, params, detokenizer, eos, reading.thoughts())
             made.append((job, text))
     return made
 

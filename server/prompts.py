@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from engine.config.model import EngineConfig
-from engine.server.conversation import check_tools, template_messages
+from engine.server.conversation import template_messages
 from engine.server.errors import bad_request
 from engine.server.limits import check_length, check_messages
 from engine.server.protocol import ChatRequest, TokenizeRequest
+from engine.server.tools import ToolUse
 
 if TYPE_CHECKING:
     from engine.tokenizer import Tokenizer
@@ -58,7 +59,8 @@ def chat_text(
         )
     if proceed and body.messages and body.messages[-1].get("role") != "assistant":
         raise bad_request("continue_final_message needs a last message of the role assistant", "continue_final_message")
-    extra = {key: value for key, value in (body.chat_template_kwargs or {}).items() if key not in _OURS}
+    given = {**_effort(body), **(body.chat_template_kwargs or {})}
+    extra = {key: value for key, value in given.items() if key not in _OURS}
     if isinstance(body, ChatRequest) and body.documents is not None:
         extra["documents"] = body.documents
     try:
@@ -74,13 +76,22 @@ def chat_text(
         raise bad_request(str(error), "messages") from None
 
 
-async def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, config: EngineConfig, max_context: int) -> list[int]:
-    """The tokens of a chat request. Raises as `chat_text`, `check_tools` and `encode` do."""
+def _effort(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """`reasoning_effort` under the names that templates know; for `none` thinking is turned off."""
+    effort = body.reasoning_effort if isinstance(body, ChatRequest) else None
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False, "thinking": False} if effort == "none" else {})}
+
+
+async def chat_prompt(
+    tokenizer: Tokenizer, body: ChatRequest, tools: ToolUse, config: EngineConfig, max_context: int
+) -> tuple[str, list[int]]:
+    """The text and the tokens of a chat request. Raises as `chat_text` and `encode` do."""
     check_messages(body.messages, config.server.max_messages)
-    tools = check_tools(body.tools or [], body.tool_choice)
-    text = chat_text(tokenizer, body.messages, tools, body, config.model.chat_template)
+    text = chat_text(tokenizer, body.messages, tools.shown, body, config.model.chat_template)
     (prompt,) = await encode(tokenizer, [text], bool(body.add_special_tokens), max_context)
-    return prompt
+    return text, prompt
 
 
 def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str] | list[list[int]]:

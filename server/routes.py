@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 import engine
-from engine.errors import EngineError
 from engine.server import chat, completions
-from engine.server.conversation import check_tools
+from engine.server.admin import add_admin, add_requests
 from engine.server.errors import bad_request
+from engine.server.health import add_health
+from engine.server.limits import check_messages
 from engine.server.prompts import chat_text, encode
 from engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from engine.server.responses import Answer, json_response
 from engine.server.state import ServerState
-
-_STATS_PATIENCE = 1.0
-"""Seconds that a scrape waits for the core; a core in a long step answers late, and the scrape goes without."""
+from engine.server.tools import tool_use
 
 
 def build_router(state: ServerState) -> APIRouter:
@@ -31,7 +28,9 @@ def build_router(state: ServerState) -> APIRouter:
     _add_generation(router, state)
     _add_models(router, state)
     _add_tokens(router, state)
-    _add_health(router, state)
+    add_health(router, state)
+    add_requests(router, state)
+    add_admin(router, state)
     return router
 
 
@@ -82,8 +81,9 @@ def _add_tokens(router: APIRouter, state: ServerState) -> None:
         ready, tokenizer = state.admit(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
+        check_messages(body.messages, state.config.server.max_messages)
         if body.messages is not None:
-            tools = check_tools(body.tools or [], None)
+            tools = tool_use(body.tools, None).shown
             text = chat_text(tokenizer, body.messages, tools, body, state.config.model.chat_template)
             special = bool(body.add_special_tokens)
         else:
@@ -103,32 +103,6 @@ def _add_tokens(router: APIRouter, state: ServerState) -> None:
                 raise bad_request(f"tokens has {token}, but ids go from 0 to {tokenizer.vocab_size - 1}", "tokens")
         text = tokenizer.decode(body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text}, headers=_ignored(ignored))
-
-
-def _add_health(router: APIRouter, state: ServerState) -> None:
-    @router.get("/health/live")
-    async def live() -> Response:
-        return json_response({"status": "live"}, 200 if state.client.failed is None else 503)
-
-    @router.get("/health")
-    @router.get("/health/ready")
-    async def ready() -> Response:
-        return json_response(state.health(), 200 if state.serving else 503)
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        text = state.metrics.expose(state.client.running, state.client.waiting, await _core_stats(state))
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-async def _core_stats(state: ServerState) -> dict[str, Any] | None:
-    if state.client.ready is None or state.client.failed is not None:
-        return None
-    try:
-        async with asyncio.timeout(_STATS_PATIENCE):
-            return await state.client.control("stats")
-    except (TimeoutError, EngineError):
-        return None
 
 
 def _ignored(names: Sequence[str]) -> dict[str, str]:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.config.explain import Row
 from engine.config.model import EngineConfig
+from engine.errors import EngineError
 from engine.messages import Output, Phase, Ready
+from engine.parsing.choice import Parsers
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError
+from engine.server.exchange import Exchange
+from engine.server.journal import Journal
+from engine.server.keys import KeyRing
+from engine.server.liveness import Liveness
 from engine.server.metrics import Metrics
+from engine.server.pace import Pace
+from engine.server.startup import Startup
+from engine.specs.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
+    from engine.server.tracing import Tracing
     from engine.tokenizer import Tokenizer
 
 _RETRY_LOADING = 2
 _RETRY_DRAINING = 5
+_LONGEST_RETRY = 120
+_STATS_PATIENCE = 0.5
+"""Seconds that a probe or a scrape waits for the core; one in a long step answers late, and they go without."""
 
 
 class Client(Protocol):
@@ -57,9 +72,25 @@ class ServerState:
     model: str  # what clients call the model
     metrics: Metrics
     tokenizer: Tokenizer | None = None  # None until it is loaded
+    parsers: Parsers = field(default_factory=Parsers)  # come with the tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
-    active: set[asyncio.Future[None]] = field(default_factory=set)  # answers under way
+    stopping: bool = False  # draining for good
+    active: dict[asyncio.Future[None], Exchange] = field(default_factory=dict)  # answers under way
+    limiter: RateLimiter | None = None
+    tracing: Tracing | None = None
+    settings: Sequence[Row] = ()  # the configuration, each value with where it came from; secrets masked
+    keys: KeyRing = field(init=False)
+    journal: Journal = field(init=False)
+    liveness: Liveness = field(init=False)
+    startup: Startup = field(default_factory=Startup)
+    pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        section = self.config.server
+        self.keys = KeyRing(section.api_keys)
+        self.journal = Journal(section.kept_requests, lines=self.config.logging.requests)
+        self.liveness = Liveness(section.stall_seconds)
 
     @property
     def serving(self) -> bool:
@@ -94,12 +125,18 @@ class ServerState:
         if self.client.failed is not None:
             raise ApiError(503, "the engine has stopped and this server is about to end")
         if self.draining:
-            raise ApiError(503, "this server is shutting down; ask another one", retry_after=_RETRY_DRAINING)
+            what = "is shutting down" if self.stopping else "is draining and takes no new requests"
+            seconds = (
+                max(_RETRY_DRAINING, math.ceil(self.config.server.drain_seconds)) if self.active else _RETRY_DRAINING
+            )
+            raise ApiError(503, f"this server {what}; ask another one", retry_after=seconds)
         ready, tokenizer = self.client.ready, self.tokenizer
         if ready is None or tokenizer is None:
             phase = self.client.phase
             message = f"the model is not ready yet ({phase.name}, {phase.progress:.0%}); try again in a moment"
-            raise ApiError(503, message, retry_after=_RETRY_LOADING)
+            self.startup.observe(phase, ready=False)
+            left = math.ceil(self.startup.remaining() or 0)
+            raise ApiError(503, message, retry_after=min(_LONGEST_RETRY, max(_RETRY_LOADING, left)))
         self.check_model(model)
         return ready, tokenizer
 
@@ -109,10 +146,27 @@ class ServerState:
             message = f"there is no model {model!r} here; this server serves {self.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    async def core_stats(self) -> dict[str, Any] | None:
+        """The core's counters; None when it isn't there, or doesn't answer soon."""
+        if self.client.ready is None or self.client.failed is not None:
+            return None
+        try:
+            async with asyncio.timeout(_STATS_PATIENCE):
+                return await self.client.control("stats")
+        except (TimeoutError, EngineError):
+            return None
+
     def stop_active(self) -> None:
         """Cut off the answers that are still under way: their clients get an error."""
-        for answer in tuple(self.active):
+        self.cut(lambda exchange: True, "this server is shutting down and cut the answer short")
+
+    def cut(self, which: Callable[[Exchange], bool], why: str) -> int:
+        """End answers under way with an error that says why; returns how many."""
+        found = [(answer, exchange) for answer, exchange in self.active.items() if which(exchange)]
+        for answer, exchange in found:
+            exchange.cut = why
             answer.cancel()
+        return len(found)
 
 
 __all__ = ["Client", "ServerState"]

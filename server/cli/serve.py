@@ -120,10 +120,10 @@ async def _serve_with(
     client: EngineClient, config: EngineConfig, registry: Registry, files: ModelFiles, sock: socket.socket
 ) -> None:
     # Imported only now: the core's process, which has most to do, starts while these imports run.
-    from engine.model_tokenizer import load_tokenizer
     from engine.server.app import create_app
     from engine.server.lifecycle import serve
     from engine.server.metrics import Metrics
+    from engine.server.reading import load_texts
     from engine.server.state import ServerState
 
     model = config.model.name or files.name
@@ -134,7 +134,7 @@ async def _serve_with(
         routers.append((name, offer.build(offer.options(), state=state)))
     app = create_app(state, routers)
     click.echo(f"engine: http://{_shown(sock)}")
-    await serve(state, app, sock, partial(load_tokenizer, config, registry, files.path))
+    await serve(state, app, sock, partial(load_texts, state, registry, files.path))
 
 
 def _shown(sock: socket.socket) -> str:
