@@ -145,7 +145,7 @@ def listed(values: Collection[object]) -> str:
     numbers = sorted(value for value in values if isinstance(value, int))
     if len(numbers) > 4 and len({after - before for before, after in pairwise(numbers)}) == 1:
         return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
-    return ", ".join(str(value) for value in numbers or sorted(map(str, values)))
+    return ", ".join([str(number) for number in numbers] or sorted(str(value) for value in values))
 
 
 def _strangers(declared: Capabilities) -> Iterator[str]:
