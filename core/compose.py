@@ -195,7 +195,7 @@ def _choose_model(
         return (architecture in offer.architectures, offer.rank)
 
     choice = selector.choose(component, needs, judge=judge, prefer=prefer)
-    offer: Any = choice.offer
+    offer: Any = choice.core
     return choice, offer.profile(model_config)
 
 

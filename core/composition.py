@@ -44,7 +44,14 @@ class Composition:
     observers: tuple[Choice[Any], ...] = ()
 
     def parts(self) -> Iterator[tuple[str, Choice[Any]]]:
-        """Every choice under the name that people know it by."""
+        """Every choice under the name that people know it by; what one wraps follows as its `.inner`."""
+        for part, choice in self._outer():
+            yield part, choice
+            while choice.inner is not None:
+                part, choice = f"{part}.inner", choice.inner
+                yield part, choice
+
+    def _outer(self) -> Iterator[tuple[str, Choice[Any]]]:
         yield from self.choices.items()
         yield from ((f"kv_connectors.{i}", choice) for i, choice in enumerate(self.connectors))
         yield from ((f"observers.{i}", choice) for i, choice in enumerate(self.observers))

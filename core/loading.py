@@ -20,7 +20,7 @@ from engine.deadline import within
 from engine.deprecation import Ending, collected, ending
 from engine.discovery import Entry, State, nearest
 from engine.hooks import PROJECT
-from engine.plugin import Offer, Options
+from engine.plugin import Offer, Options, WrapperOptions
 from engine.specs import POINTS
 
 _POINTS: Mapping[str, ModuleType] = {point.HOOK: point for point in POINTS}
@@ -86,6 +86,8 @@ def _check(point: ModuleType, offer: Any) -> None:
     _check_api(point, offer)
     if not (isinstance(offer.options, type) and issubclass(offer.options, Options)):
         raise TypeError(f"the options of {offer.name!r} must be a subclass of engine.plugin.Options")
+    if offer.wraps and not issubclass(offer.options, WrapperOptions):
+        raise TypeError(f"{offer.name!r} wraps, so its options must be a subclass of engine.plugin.WrapperOptions")
     if problem := shadowed(point.HOOK, offer.options):
         raise ValueError(f"the options of {offer.name!r} have a field {problem}; rename it")
     if not callable(offer.build):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.capabilities import Capabilities, Flag, KVKind, Layout, Mask, Needs, unmet
 from engine.device import DeviceProfile
@@ -21,6 +21,19 @@ class Options(BaseModel):
     """Base of every component's YAML section. Unknown keys are refused; the result is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Inner(Options):
+    """The component that another one of the same extension point wraps, named like any other."""
+
+    use: str = Field("auto", description="Name of an installed component of the same kind, or auto.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The component's own section.")
+
+
+class WrapperOptions(Options):
+    """Base of the options of a component that wraps another (`Offer.wraps`)."""
+
+    inner: Inner = Field(Inner(), description="The component that is wrapped.")
 
 
 def runs_anywhere(device: DeviceProfile) -> str | None:
@@ -36,6 +49,9 @@ class Offer(Generic[T]):
     `available` answers None, or in one sentence why the component can't run on this device (a missing library, say);
     for a device that is not `here` it answers from the profile alone, since nobody can ask that machine's software.
     `requires` maps another extension point's hook to what this component asks of the one chosen there.
+    `wraps` says that the component stands around another of its extension point: its options have a field `inner`
+    (`WrapperOptions`) that names it, `build` gets it built as `inner`, and the inner one's capabilities count. It is
+    taken only where the configuration names it.
     `rank` orders the candidates of `auto`: among those that fit, the highest is taken.
     `efficiency` is the share (0..1) of the device's bandwidth that the component reached when its author measured it in
     decoding; `engine plugins explain` divides by it. None is unmeasured: what is told is then the device's limit.
@@ -49,8 +65,22 @@ class Offer(Generic[T]):
     capabilities: Capabilities = field(default_factory=Capabilities)
     available: Callable[[DeviceProfile], str | None] = runs_anywhere
     requires: Mapping[str, Needs] = field(default_factory=dict, hash=False)
+    wraps: bool = False
     rank: int = 0
     efficiency: float | None = None
 
 
-__all__ = ["Capabilities", "DeviceProfile", "Flag", "KVKind", "Layout", "Mask", "Needs", "Offer", "Options", "unmet"]
+__all__ = [
+    "Capabilities",
+    "DeviceProfile",
+    "Flag",
+    "Inner",
+    "KVKind",
+    "Layout",
+    "Mask",
+    "Needs",
+    "Offer",
+    "Options",
+    "WrapperOptions",
+    "unmet",
+]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from engine.capabilities import Needs, unmet
-from engine.config.components import Named, located, validated_options
+from engine.config.components import Named, located, validated_options, wrapped
 from engine.config.origins import Key, Origins, dotted
 from engine.device import DeviceProfile
 from engine.errors import CompositionError, PluginError
@@ -50,15 +50,22 @@ class Choice(Generic[T]):
     distribution: str  # name and version of its owner
     why: str
     refused: tuple[Refusal, ...] = ()
+    inner: Choice[T] | None = None  # what it wraps
 
     @property
     def name(self) -> str:
         """The offer's name."""
         return self.offer.name
 
+    @property
+    def core(self) -> Offer[T]:
+        """The offer that does the work: of the innermost one wrapped. Its capabilities are those of the whole."""
+        return self.offer if self.inner is None else self.inner.core
+
     def build(self, **context: Any) -> T:
-        """Make the component; `context` is what its extension point documents beside the options."""
-        return self.offer.build(self.options, **context)
+        """Make the component, the inner one first; `context` is what its extension point documents."""
+        within = {} if self.inner is None else {"inner": self.inner.build(**context)}
+        return self.offer.build(self.options, **context, **within)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,8 @@ class Selector:
             if component.chosen:
                 with suppress(PluginError):
                     offer = self.registry.get(component.point, component.use).offer
-                    self.parts[component.key] = Placed(component.point, offer)
+                    if not offer.wraps:
+                        self.parts[component.key] = Placed(component.point, offer)
 
     def choose(
         self,
@@ -103,7 +111,11 @@ class Selector:
             choice = self._named(component, needs, judge)
         else:
             choice = self._best(component, auto_needs or needs, judge, prefer)
-        self.parts[component.key] = Placed(component.point, choice.offer)
+        if choice.offer.wraps:
+            within = wrapped(component, choice.options)
+            inner = self.choose(within, needs, judge=judge, prefer=prefer, auto_needs=auto_needs)
+            choice = replace(choice, inner=inner)
+        self.parts[component.key] = Placed(component.point, choice.core)
         return choice
 
     def _named(self, component: Named, needs: Needs, judge: Judge) -> Choice[Any]:
@@ -129,6 +141,8 @@ class Selector:
     def _default_reasons(self, component: Named, owned: Owned[Any], needs: Needs, judge: Judge) -> list[str]:
         """Reasons against an offer with its default options; one that has required options can't be taken unasked."""
         offer = owned.offer
+        if offer.wraps:
+            return ["wraps another component, so it is taken only where it is named"]
         return _no_defaults(offer) or self._reasons(component, offer, offer.options(), needs, judge)
 
     def _best(self, component: Named, needs: Needs, judge: Judge, prefer: Preference) -> Choice[Any]:
@@ -148,7 +162,12 @@ class Selector:
         return _choice(best, best.offer.options(), component, why, refused)
 
     def _reasons(self, component: Named, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
-        """Every reason against an offer. The judge, who may open files, is asked when nothing else is in the way."""
+        """Every reason against an offer. The judge, who may open files, is asked when nothing else is in the way.
+
+        Of an offer that wraps another only this machine is asked; what it wraps is judged for it.
+        """
+        if offer.wraps:
+            return objections(offer, self.device, Needs())
         mine = Placed(component.point, offer)
         others = [part for key, part in self.parts.items() if key != component.key]
         reasons = objections(offer, self.device, needs) + [why for other in others for why in clashes(mine, other)]

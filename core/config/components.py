@@ -15,7 +15,7 @@ from engine.config.model import EngineConfig
 from engine.config.origins import Key, Origins, dotted
 from engine.config.problems import validated
 from engine.errors import ConfigError, EngineError
-from engine.plugin import Offer, Options
+from engine.plugin import Inner, Offer, Options
 from engine.registry import Registry
 
 PLACES: Final[Mapping[Key, str]] = {
@@ -84,6 +84,13 @@ def validated_options(
     return validated(offer.options, dict(options), origins, (*at, "options"), environment)
 
 
+def wrapped(component: Named, options: Options) -> Named:
+    """The component inside a wrapping one, whose validated options are given."""
+    inner: Inner = options.inner  # type: ignore[attr-defined]  # `Offer.wraps` promises it; loading checks
+    key = (*component.key, "options", "inner")
+    return Named(key, component.point, inner.use, inner.options, "use" not in inner.model_fields_set)
+
+
 def refuse_orphans(component: Named, origins: Origins) -> None:
     """Raise ConfigError when options are given but no component is named that could take them."""
     if component.options and not component.chosen:
@@ -103,10 +110,7 @@ def check(loaded: LoadedConfig, registry: Registry) -> None:
     problems: list[str] = []
     for component in named(loaded.config):
         try:
-            refuse_orphans(component, loaded.origins)
-            if component.chosen:
-                offer = located(registry, component, loaded.origins)
-                validated_options(offer, component.options, loaded.origins, component.key)
+            _check_one(component, loaded, registry)
         except ConfigError as error:
             problems.append(str(error))
     for index, route in enumerate(loaded.config.server.routes):
@@ -118,6 +122,16 @@ def check(loaded: LoadedConfig, registry: Registry) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def _check_one(component: Named, loaded: LoadedConfig, registry: Registry) -> None:
+    """Also what it wraps, and what that wraps."""
+    refuse_orphans(component, loaded.origins)
+    if component.chosen:
+        offer = located(registry, component, loaded.origins)
+        options = validated_options(offer, component.options, loaded.origins, component.key)
+        if offer.wraps:
+            _check_one(wrapped(component, options), loaded, registry)
+
+
 def located(registry: Registry, component: Named, origins: Origins) -> Offer[Any]:
     """The offer that a component names; what the registry raises becomes a ConfigError with file and line."""
     try:
@@ -127,4 +141,4 @@ def located(registry: Registry, component: Named, origins: Origins) -> Offer[Any
         raise ConfigError(f"{origins.near(key)}{dotted(component.key)}: {error}") from None
 
 
-__all__ = ["OPTIONAL", "PLACES", "Named", "check", "located", "named", "refuse_orphans", "validated_options"]
+__all__ = ["OPTIONAL", "PLACES", "Named", "check", "located", "named", "refuse_orphans", "validated_options", "wrapped"]

@@ -136,7 +136,7 @@ def _groups(model: ReadModel, composition: Composition | None) -> tuple[WeightGr
         return ()
     itemsize = ITEMSIZE[model.dtype]
     kept = Kept(dtype_bytes=itemsize, matrix_bytes=itemsize)
-    quantization = composition.choices["quantization"].offer if composition else None
+    quantization = composition.choices["quantization"].core if composition else None
     if isinstance(quantization, QuantizationOffer):
         kept = Kept(
             dtype_bytes=itemsize,
@@ -207,7 +207,7 @@ def _off(config: EngineConfig, composition: Composition | None) -> Iterable[str]
         yield "scheduling ahead: scheduler.overlap is false"
     elif "speculator" in composition.choices:
         yield "scheduling ahead: a speculator needs the last token before it can draft"
-    if Flag.PREFIX_REUSE not in composition.choices["kv_cache"].offer.capabilities.flags:
+    if Flag.PREFIX_REUSE not in composition.choices["kv_cache"].core.capabilities.flags:
         yield f"prefix reuse: the KV cache {composition.choices['kv_cache'].name} does not offer it"
 
 
