@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine import control
+from engine import control, logs
 from engine.errors import EngineError
 from engine.messages import Abort, Add, Control, Failed, Output, Outputs, Phase, Ready, Reply, Start, ToCore
 from engine.wire import frame, receive
@@ -85,7 +85,7 @@ class CoreProcess:
         from engine.config.model import EngineConfig
 
         config = EngineConfig.model_validate(start.config)
-        logging.getLogger("engine").setLevel(config.logging.level.upper())
+        logs.configure(config.logging.level, config.logging.format, "core")
         built = assemble(config, Path(start.model_path), self._phase, wake=lambda: self._inbox.put(()))
         self._engine = built.engine
         self._building = False

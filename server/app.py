@@ -16,13 +16,14 @@ from starlette.routing import BaseRoute, Route
 import engine
 from engine.errors import ConfigError
 from engine.server.errors import ApiError
-from engine.server.middleware import LimitBody, RequireKey
+from engine.server.middleware import Exchanges, LimitBody, RequireKey
 from engine.server.routes import build_router
 from engine.server.state import ServerState
 
 log = logging.getLogger(__name__)
 
 _IGNORED_HEADER = "X-Engine-Ignored-Fields"
+_RATE_HEADERS = [f"x-ratelimit-{n}-{what}" for n in ("limit", "remaining", "reset") for what in ("requests", "tokens")]
 
 
 def create_app(state: ServerState, routers: Sequence[tuple[str, APIRouter]] = ()) -> FastAPI:
@@ -59,16 +60,16 @@ def _paths(routes: Sequence[BaseRoute]) -> set[str]:
 def _middleware(state: ServerState) -> list[Middleware]:
     """Outermost first: an error of an inner one still gets its CORS headers."""
     section = state.config.server
-    keys = [key.get_secret_value() for key in section.api_keys]
     return [
         Middleware(
             CORSMiddleware,
             allow_origins=section.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[_IGNORED_HEADER],
+            expose_headers=[_IGNORED_HEADER, "X-Request-Id", "Retry-After", *_RATE_HEADERS],
         ),
-        *([Middleware(RequireKey, keys=keys)] if keys else []),
+        Middleware(Exchanges, state=state),
+        Middleware(RequireKey, state=state),
         Middleware(LimitBody, limit=section.max_body),
     ]
 

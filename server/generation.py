@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from engine.errors import EngineError
 from engine.messages import FinishReason, Output
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError, bad_request
+from engine.server.exchange import Exchange, Run, current
+from engine.server.limits import charge, charge_output
 from engine.server.state import ServerState
 from engine.text import ChoiceText, Delta
-
-_RETRY_FULL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +41,37 @@ async def generate(state: ServerState, jobs: Sequence[tuple[Job, ChoiceText]]) -
         ApiError: 400 when the engine finds fault with the request, 429 when its queue is full, 500 when it failed on
             the request, 503 when it stops.
     """
-    streams = [_choice(state, job, text) for job, text in jobs]
+    exchange = current()
+    charge(state.limiter, exchange, (job.prompt for job, _ in jobs))
+    streams = [_choice(state, exchange, job, text) for job, text in jobs]
     merged = streams[0] if len(streams) == 1 else _merge(streams)
     async with aclosing(merged):
         async for delta in merged:
             yield delta
 
 
-async def _choice(state: ServerState, job: Job, text: ChoiceText) -> AsyncGenerator[Delta]:
-    watch = state.metrics.begin(len(job.prompt))
+async def _choice(state: ServerState, exchange: Exchange, job: Job, text: ChoiceText) -> AsyncGenerator[Delta]:
+    run = Run(job.request_id, len(job.prompt), time.monotonic(), job.params.max_tokens)
+    exchange.runs.append(run)
+    watch = state.metrics.begin(run)
     outputs = state.client.generate(
         job.prompt,
         job.params,
         request_id=job.request_id,
         priority=job.priority,
-        cache_salt=job.cache_salt,
+        cache_salt=exchange.key.salted(job.cache_salt),
         kv_transfer=job.kv_transfer,
+        tenant=exchange.key.name,
+        weight=exchange.key.weight,
     )
     reason = "abort"
     try:
         async with aclosing(outputs):
             async for output in outputs:
-                _raise_failure(output, state.client.failed)
+                _raise_failure(output, state)
                 delta = text.feed(output)
-                watch.output(len(delta.token_ids), delta.cached_tokens)
+                watch.output(len(delta.token_ids), delta.cached_tokens, output.timing)
+                charge_output(state.limiter, exchange, len(delta.token_ids))
                 reason = delta.finish_reason or reason
                 yield delta
                 if delta.finish_reason is not None:
@@ -76,15 +84,19 @@ async def _choice(state: ServerState, job: Job, text: ChoiceText) -> AsyncGenera
         raise ApiError(503, str(error)) from error
     finally:
         watch.end(reason)
+        if reason in ("stop", "length"):
+            state.pace.finished(time.monotonic())
 
 
-def _raise_failure(output: Output, dead: str | None) -> None:
+def _raise_failure(output: Output, state: ServerState) -> None:
+    dead = state.client.failed
     if output.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR):
         return
     if dead is not None or output.finish_reason is FinishReason.ABORT:
         raise ApiError(503, dead or "the engine gave up this request while stopping")
     if output.refused:
-        raise ApiError(429, output.error, code="queue_full", retry_after=_RETRY_FULL)
+        seconds = state.pace.wait(max(1, state.client.waiting // 2), time.monotonic())  # half the queue is gone then
+        raise ApiError(429, output.error, code="queue_full", retry_after=seconds)
     if output.invalid:
         raise bad_request(output.error)
     raise ApiError(500, output.error)

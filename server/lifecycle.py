@@ -36,6 +36,7 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, state: ServerState) -> None:
+        tls = state.config.server.tls
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,6 +45,8 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                ssl_certfile=tls.cert,
+                ssl_keyfile=tls.key,
                 timeout_keep_alive=_KEEP_ALIVE,
                 timeout_graceful_shutdown=_LAST_WORDS,  # type: ignore[arg-type]
             )
@@ -64,7 +67,7 @@ class DrainingServer(uvicorn.Server):
 
     async def drain(self) -> None:
         """Let the answers under way finish, for a while, then stop."""
-        self._state.draining = True
+        self._state.draining = self._state.stopping = True
         seconds = self._state.config.server.drain_seconds
         if self._state.active:
             log.info("draining: %d answers may take %.0f s to finish", len(self._state.active), seconds)
@@ -75,7 +78,7 @@ class DrainingServer(uvicorn.Server):
 
     def stop(self) -> None:
         """Stop now: answers under way are cut off with an error."""
-        self._state.draining = True
+        self._state.draining = self._state.stopping = True
         self._state.stop_active()
         self.should_exit = True
 
@@ -98,6 +101,8 @@ async def serve(state: ServerState, app: FastAPI, sock: socket.socket, load_toke
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        if state.tracing is not None:
+            await asyncio.to_thread(state.tracing.close)
     if loading.done():
         loading.result()
 
@@ -109,6 +114,7 @@ async def _watch(state: ServerState, server: DrainingServer, loading: asyncio.Ta
         if state.client.failed is not None or (loading.done() and loading.exception() is not None):
             server.stop()
             return
+        state.startup.observe(state.client.phase, state.loaded)
         if state.client.phase.name != phase:
             phase = state.client.phase.name
             log.info("%s%s", phase, f": {state.client.phase.detail}" if state.client.phase.detail else "")

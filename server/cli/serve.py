@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import importlib.util
 import json
 import logging
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +16,14 @@ import click
 from engine.client import CoreFailed, EngineClient
 from engine.compose import resolve_source
 from engine.config.components import check
+from engine.config.explain import explain
 from engine.config.load import LoadedConfig, load_config
-from engine.config.model import EngineConfig
 from engine.discovery import discover
-from engine.errors import ResourceError
+from engine.logs import configure
 from engine.registry import Registry
 from engine.server.cli.lock import DEFAULT as DEFAULT_LOCK
 from engine.server.cli.lock import insist
+from engine.server.listening import bind, listen, shown
 from engine.specs.model_source import ModelFiles
 
 if TYPE_CHECKING:
@@ -62,43 +61,12 @@ def command(
     """
     more = [f"server.{key}={json.dumps(value)}" for key, value in (("host", host), ("port", port)) if value is not None]
     loaded = load_config(config, [*overrides, *more])
-    _log_to_stderr(loaded.config.logging.level)
+    configure(loaded.config.logging.level, loaded.config.logging.format, "http")
     if locked is not None:
         insist(locked, discover(loaded.config.plugins.allow, loaded.config.plugins.deny))
     section = loaded.config.server
-    with bind(section.host, section.port) as sock, asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    with listen(section) as sock, asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(_serve(loaded, sock))
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: clients that come before the server is up wait instead of being turned away.
-
-    Raises:
-        ResourceError: the address can't be had; the sentence says why.
-    """
-    try:
-        # The protocol is given and not 0, or else asyncio would leave Nagle's algorithm on: 40 ms for every answer.
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise ResourceError(f"the address {host!r} of server.host can't be used: {error}") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(2048)
-    except OSError as error:
-        sock.close()
-        raise ResourceError(_bind_failure(error, host, port)) from None
-    return sock
-
-
-def _bind_failure(error: OSError, host: str, port: int) -> str:
-    where = f"port {port} on {host}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use by another program; stop that one or take another port (--port 0 takes a free one)"
-    if error.errno == errno.EACCES:
-        return f"{where} may not be bound by this user; take a port of 1024 or above"
-    return f"{where} can't be bound: {error.strerror}"
 
 
 async def _serve(loaded: LoadedConfig, sock: socket.socket) -> None:
@@ -108,7 +76,7 @@ async def _serve(loaded: LoadedConfig, sock: socket.socket) -> None:
     files = resolve_source(config, registry, _progress, loaded.origins)
     client = await EngineClient.spawn(config, files.path)
     try:
-        await _serve_with(client, config, registry, files, sock)
+        await _serve_with(client, loaded, registry, files, sock)
         failure = client.failed  # asked before closing, which ends the core too
     finally:
         await client.close()
@@ -117,38 +85,39 @@ async def _serve(loaded: LoadedConfig, sock: socket.socket) -> None:
 
 
 async def _serve_with(
-    client: EngineClient, config: EngineConfig, registry: Registry, files: ModelFiles, sock: socket.socket
+    client: EngineClient, loaded: LoadedConfig, registry: Registry, files: ModelFiles, sock: socket.socket
 ) -> None:
     # Imported only now: the core's process, which has most to do, starts while these imports run.
     from engine.server.app import create_app
     from engine.server.lifecycle import serve
+    from engine.server.limits import build_limiter
     from engine.server.metrics import Metrics
     from engine.server.reading import load_texts
     from engine.server.state import ServerState
+    from engine.server.tracing import build_tracing
 
+    config = loaded.config
     model = config.model.name or files.name
-    state = ServerState(client=client, config=config, model=model, metrics=Metrics(model))
+    state = ServerState(
+        client=client,
+        config=config,
+        model=model,
+        metrics=Metrics(model),
+        limiter=build_limiter(config, registry),
+        tracing=build_tracing(config.tracing, model),
+        settings=explain(loaded, registry),
+    )
     routers = []
     for name in config.server.routes:
         offer = registry.get("server_routes", name).offer
         routers.append((name, offer.build(offer.options(), state=state)))
     app = create_app(state, routers)
-    click.echo(f"engine: http://{_shown(sock)}")
+    click.echo(f"engine: {shown(sock, tls=config.server.tls.cert is not None)}")
     await serve(state, app, sock, partial(load_texts, state, registry, files.path))
-
-
-def _shown(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _progress(share: float, words: str) -> None:
     log.info("resolving the model: %s (%.0f%%)", words, share * 100)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
-    logging.getLogger("engine").setLevel(level.upper())
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -131,7 +131,7 @@ def test_metrics_count_what_was_served(live: Any) -> None:
     live.complete(stop=["o"])
     families = list(text_string_to_metric_families(live.http.get("/metrics").text))
     values = {(s.name, s.labels.get("finished_reason")): s.value for f in families for s in f.samples}
-    for prefix, finished in (("engine_", "engine_requests_finished_total"), ("vllm:", "vllm:request_success_total")):
+    for prefix, finished in (("engine_", "engine_request_success_total"), ("vllm:", "vllm:request_success_total")):
         assert values[f"{prefix}prompt_tokens_total", None] == 6
         assert values[f"{prefix}generation_tokens_total", None] == 4 + 5
         assert values[f"{prefix}time_to_first_token_seconds_count", None] == 2
@@ -196,7 +196,7 @@ def test_the_version(live: Any) -> None:
 
 def test_draft_counters_show_when_there_is_a_speculator() -> None:
     cache = dict.fromkeys(("held", "lookup_tokens", "hit_tokens", "evicted_pages"), 0) | {"pages": 8}
-    core = {"kv_cache": cache, "preemptions": 0, "steps": 9, "drafts": {}}
+    core = {"kv_cache": cache, "preemptions": 0, "steps": 9, "drafts": {}, "transfers": []}
     assert b"spec_decode" not in Metrics("tiny").expose(0, 0, core)
     core["drafts"] = {"steps": 5, "drafted": 20, "accepted": 7, "faults": 1}
     text = Metrics("tiny").expose(0, 0, core).decode()

@@ -1,0 +1,134 @@
+"""Routes of the operator, all under `/engine/` and behind a key with the scope admin; and the account of a request."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.errors import EngineError
+from engine.messages import Ready
+from engine.server.errors import ApiError, bad_request
+from engine.server.exchange import current
+from engine.server.journal import account, goes_by
+from engine.server.protocol import parse
+from engine.server.responses import json_response
+from engine.server.state import ServerState
+
+log = logging.getLogger(__name__)
+
+
+class Drain(msgspec.Struct, kw_only=True):
+    """POST /engine/drain."""
+
+    drain: bool = True  # false takes requests again
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """POST /engine/abort: one request, or all."""
+
+    request_id: str | None = None
+    all: bool = False
+
+
+class LogLevel(msgspec.Struct, kw_only=True):
+    """POST /engine/log-level."""
+
+    level: Literal["debug", "info", "warning", "error"]
+
+
+def add_requests(router: APIRouter, state: ServerState) -> None:
+    """`/requests/ID`: what the time of a finished request was made of. A key sees its own, an administrator all."""
+
+    @router.get("/requests/{request_id}")
+    async def request(request_id: str) -> Response:
+        key = current().key
+        found = state.journal.find(request_id)
+        if found is None or not ("admin" in key.scopes or found.key.name == key.name):
+            running = any(goes_by(exchange, request_id) for exchange in state.active.values())
+            why = "it is still running" if running else f"the last {state.config.server.kept_requests} are kept"
+            raise ApiError(404, f"there is no finished request {request_id!r} of yours here; {why}")
+        return json_response(account(found))
+
+
+def add_admin(router: APIRouter, state: ServerState) -> None:
+    """The routes under `/engine/`."""
+    _add_views(router, state)
+    _add_levers(router, state)
+
+
+def _add_views(router: APIRouter, state: ServerState) -> None:
+    @router.get("/engine/composition")
+    async def composition() -> Response:
+        ready = _ready(state)
+        sizes = {name: getattr(ready, name) for name in ("max_context", "num_pages", "page_size")}
+        return json_response({**sizes, **ready.info})
+
+    @router.get("/engine/config")
+    async def config() -> Response:
+        rows = {row.key: {"value": row.value, "origin": row.origin} for row in state.settings}
+        return json_response({"config": rows})
+
+    @router.get("/engine/leases")
+    async def leases() -> Response:
+        return json_response({"leases": (await _ask(state, "stats"))["transfers"]})
+
+    @router.get("/engine/log-level")
+    async def level() -> Response:
+        return json_response({"level": logging.getLevelName(logging.getLogger("engine").level).lower()})
+
+
+def _add_levers(router: APIRouter, state: ServerState) -> None:
+    @router.post("/engine/flush")
+    async def flush() -> Response:
+        return json_response({"pages": (await _ask(state, "reset_cache"))["pages"]})
+
+    @router.post("/engine/drain")
+    async def drain(request: Request) -> Response:
+        body, _ = parse(await request.body() or b"{}", Drain)
+        if state.stopping and not body.drain:
+            raise ApiError(409, "this server is shutting down; that can't be taken back")
+        state.draining = body.drain
+        log.info("an administrator turned draining %s", "on" if body.drain else "off")
+        return json_response({"draining": state.draining, "active": len(state.active)})
+
+    @router.post("/engine/abort")
+    async def abort(request: Request) -> Response:
+        body, _ = parse(await request.body(), AbortRequest)
+        if body.all == (body.request_id is not None):
+            raise bad_request("send either request_id, or all: true", "request_id")
+        wanted = body.request_id
+        ended = state.cut(
+            lambda exchange: wanted is None or goes_by(exchange, wanted), "an administrator ended this request"
+        )
+        if wanted is not None and not ended:
+            raise ApiError(404, f"no request {wanted!r} is running", param="request_id")
+        return json_response({"aborted": ended})
+
+    @router.post("/engine/log-level")
+    async def log_level(request: Request) -> Response:
+        body, _ = parse(await request.body(), LogLevel)
+        logging.getLogger("engine").setLevel(body.level.upper())
+        await _ask(state, "log_level", level=body.level)
+        return json_response({"level": body.level})
+
+
+def _ready(state: ServerState) -> Ready:
+    if state.client.ready is None:
+        raise ApiError(503, "the engine is not ready yet", retry_after=2)
+    return state.client.ready
+
+
+async def _ask(state: ServerState, verb: str, **arguments: str) -> dict[str, object]:
+    """The core's answer. It is not asked before it is ready, since loading can't listen."""
+    _ready(state)
+    try:
+        return await state.client.control(verb, **arguments)
+    except EngineError as error:
+        raise ApiError(503, str(error)) from error
+
+
+__all__ = ["add_admin", "add_requests"]

@@ -1,0 +1,57 @@
+"""The core's own counters as Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+
+class CoreMetrics(Collector):
+    """What the core says about itself, as of the last scrape."""
+
+    def __init__(self, model: str) -> None:
+        self._labels = [model]
+        self._gauges: dict[str, tuple[str, float]] = {}
+        self._counters: dict[str, tuple[str, float]] = {}
+
+    def take(self, running: int, waiting: int, core: dict[str, Any] | None) -> None:
+        """Remember the latest numbers."""
+        self._gauges["engine_num_requests_running"] = ("Requests being computed.", running)
+        self._gauges["engine_num_requests_waiting"] = ("Requests in the queue.", waiting)
+        if core is None:
+            return
+        cache = core["kv_cache"]
+        usage = cache["held"] / cache["pages"]
+        self._gauges["engine_kv_transfers_open"] = ("Publications and fetches under way.", len(core["transfers"]))
+        self._gauges["engine_kv_cache_usage_perc"] = ("Share of the pages held by requests, 0 to 1.", usage)
+        self._counters = {
+            "engine_prefix_cache_queries": ("Prompt tokens looked up in the KV cache.", cache["lookup_tokens"]),
+            "engine_prefix_cache_hits": ("Prompt tokens found in the KV cache.", cache["hit_tokens"]),
+            "engine_kv_cache_evicted_pages": ("Cached pages that gave way.", cache["evicted_pages"]),
+            "engine_num_preemptions": ("Requests that lost their pages and start again.", core["preemptions"]),
+            "engine_steps": ("Steps scheduled.", core["steps"]),
+        }
+        if drafts := core["drafts"]:  # an engine without a speculator has no such counters
+            self._counters |= {
+                "engine_spec_decode_num_drafts": ("Drafts verified.", drafts["steps"]),
+                "engine_spec_decode_num_draft_tokens": ("Draft tokens verified.", drafts["drafted"]),
+                "engine_spec_decode_num_accepted_tokens": ("Draft tokens kept.", drafts["accepted"]),
+                "engine_spec_decode_faults": ("Proposals that raised or were malformed.", drafts["faults"]),
+            }
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (text, value) in self._gauges.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        for name, (text, value) in self._counters.items():
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
+            counter.add_metric(self._labels, value)
+            yield counter
+
+
+__all__ = ["CoreMetrics"]
