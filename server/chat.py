@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.server.chat_reply import ChatReply
 from engine.server.errors import bad_request
-from engine.server.events import read_events
+from engine.server.events import News, read_events
 from engine.server.generation import generate
 from engine.server.plan import check_common, choices
 from engine.server.prompts import chat_prompt
@@ -16,11 +18,35 @@ from engine.server.sampling import sampling_params
 from engine.server.state import ServerState
 from engine.server.tools import tool_use
 
+if TYPE_CHECKING:
+    from engine.tokenizer import Tokenizer
+
 _MAX_TOP_LOGPROBS = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An admitted request. Nothing is computed until the news are asked for; closing them aborts the request."""
+
+    news: AsyncGenerator[News]
+    prompt: list[int]
+    n: int  # choices
+    tokenizer: Tokenizer
+
+
 async def answer(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]:
-    """Check the request and prepare its body; nothing is computed until the generator is asked.
+    """Check the request and prepare its body.
+
+    Raises:
+        ApiError: when the request is refused.
+    """
+    turn = await begin(state, body)
+    reply = ChatReply(state.model, turn.tokenizer, body, turn.prompt, turn.n)
+    return reply.stream(turn.news) if body.stream else reply.whole(turn.news)
+
+
+async def begin(state: ServerState, body: ChatRequest) -> Turn:
+    """Check the request and prepare what it makes the core do. Other APIs convert their requests and begin here too.
 
     Raises:
         ApiError: when the request is refused.
@@ -46,9 +72,8 @@ async def answer(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]
         constraints=state.config.grammar.use != "none",
     )
     jobs = choices(body, tokenizer, ready, [prompt], reading.constrained(params), state.config, reading)
-    reply = ChatReply(state.model, tokenizer, body, prompt, len(jobs))
     news = read_events(generate(state, jobs), [reading.reader() for _ in jobs])
-    return reply.stream(news) if body.stream else reply.whole(news)
+    return Turn(news=news, prompt=prompt, n=len(jobs), tokenizer=tokenizer)
 
 
 def _refuse(body: ChatRequest) -> None:
@@ -71,4 +96,4 @@ def _alternatives(body: ChatRequest) -> int | None:
     return (top or 0) if body.logprobs else None
 
 
-__all__ = ["answer"]
+__all__ = ["Turn", "answer", "begin"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,14 @@ class _Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def add(self, happened: Event) -> None:
-        """Take one event."""
+    def add(self, item: News) -> None:
+        """Take one piece of news."""
+        for happened in item.events:
+            self._add(happened)
+        self.token_ids += item.delta.token_ids
+        self.finish_reason, self.stop_reason = item.finish_reason, item.delta.stop_reason
+
+    def _add(self, happened: Event) -> None:
         match happened:
             case Content(text):
                 self.content.append(text)
@@ -60,7 +67,7 @@ def _thoughts(text: str) -> dict[str, Any]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _deltas(events: Iterator[Event] | list[Event]) -> Iterator[dict[str, Any]]:
+def _deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
     """The `delta` of one chunk for each event that a client sees."""
     for happened in events:
         match happened:
@@ -85,20 +92,17 @@ class ChatReply:
         self._usage = Usage(prompt_tokens=len(prompt))
         self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
-    async def whole(self, news: AsyncIterator[News]) -> AsyncGenerator[bytes]:
+    async def whole(self, news: AsyncGenerator[News]) -> AsyncGenerator[bytes]:
         """One `chat.completion`."""
         made = [_Choice() for _ in range(self._n)]
         transfer = None
-        async for item in news:
-            delta = item.delta
-            self._usage.add(delta, self._n)
-            choice = made[delta.index]
-            for happened in item.events:
-                choice.add(happened)
-            choice.token_ids += delta.token_ids
-            choice.logprobs += self._logprobs(delta)["content"] if self._body.logprobs else ()
-            choice.finish_reason, choice.stop_reason = item.finish_reason, delta.stop_reason
-            transfer = delta.kv_transfer or transfer
+        async with aclosing(news):
+            async for item in news:
+                self._usage.add(item.delta, self._n)
+                choice = made[item.delta.index]
+                choice.add(item)
+                choice.logprobs += self._logprobs(item.delta)["content"] if self._body.logprobs else ()
+                transfer = item.delta.kv_transfer or transfer
         reply = {
             **self._frame,
             "object": "chat.completion",
@@ -125,30 +129,32 @@ class ChatReply:
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         return chat_logprobs(self._tokenizer, delta.logprobs)
 
-    async def stream(self, news: AsyncIterator[News]) -> AsyncGenerator[bytes]:
+    async def stream(self, news: AsyncGenerator[News]) -> AsyncGenerator[bytes]:
         """Chunks: the role first, then what happens, the finish reason, and the usage if it was asked for."""
         options = self._body.stream_options
         begun: set[int] = set()
-        async for item in news:
-            delta = item.delta
-            self._usage.add(delta, self._n)
-            out = b""
-            if delta.index not in begun:
-                begun.add(delta.index)
-                out = self._chunk(delta.index, {"role": "assistant", "content": ""})
-            extras = self._extras(delta)
-            for shown in [*_deltas(list(item.events))] or ([{"content": ""}] if extras else []):
-                out += self._chunk(delta.index, shown, **extras)
-                extras = {}  # tokens are told once, with the first of what they brought
-            if item.finish_reason is not None:
-                end = {"finish_reason": item.finish_reason, "stop_reason": delta.stop_reason}
-                out += self._chunk(delta.index, {}, delta.kv_transfer, **end)
-            if out:
-                yield out
+        async with aclosing(news):
+            async for item in news:
+                self._usage.add(item.delta, self._n)
+                if out := self._chunks(item, first=item.delta.index not in begun):
+                    yield out
+                begun.add(item.delta.index)
         if options is not None and options.include_usage:
             usage = self._usage.as_dict()
             yield event({**self._frame, "object": "chat.completion.chunk", "choices": [], "usage": usage})
         yield DONE
+
+    def _chunks(self, item: News, first: bool) -> bytes:
+        delta = item.delta
+        out = self._chunk(delta.index, {"role": "assistant", "content": ""}) if first else b""
+        extras = self._extras(delta)
+        for shown in [*_deltas(item.events)] or ([{"content": ""}] if extras else []):
+            out += self._chunk(delta.index, shown, **extras)
+            extras = {}  # tokens are told once, with the first of what they brought
+        if item.finish_reason is not None:
+            end = {"finish_reason": item.finish_reason, "stop_reason": delta.stop_reason}
+            out += self._chunk(delta.index, {}, delta.kv_transfer, **end)
+        return out
 
     def _extras(self, delta: Delta) -> dict[str, Any]:
         extras: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -70,7 +70,7 @@ class AnswerReader:
         return [event for event in found if self._parallel or isinstance(event, Content) or event.index == 0]
 
 
-async def read_events(deltas: AsyncGenerator[Delta], readers: Sequence[AnswerReader]) -> AsyncIterator[News]:
+async def read_events(deltas: AsyncGenerator[Delta], readers: Sequence[AnswerReader]) -> AsyncGenerator[News]:
     """The news of all choices as they come, `readers[i]` reading choice i. Closing it closes the deltas."""
     async with aclosing(deltas):
         async for delta in deltas:
