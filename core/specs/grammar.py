@@ -61,7 +61,11 @@ class Matcher(ABC):
 
     @abstractmethod
     def accept(self, token: int) -> bool:
-        """Go on by one token. False, and nothing has changed, if the token may not follow; after an end none may."""
+        """Go on by one token. False, and nothing has changed, if the token may not follow; after an end none may.
+
+        Raises:
+            ValueError: as `fill` does.
+        """
 
     @abstractmethod
     def rollback(self, count: int) -> None:

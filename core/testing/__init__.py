@@ -18,6 +18,7 @@ how. `engine plugins check NAME` runs the same suite without a line of test code
 | observer | `engine.testing.observer.ObserverConformance` |
 | CLI command | `engine.testing.cli_command.CLICommandConformance` |
 | server route | `engine.testing.server_route.ServerRouteConformance` |
+| grammar | `engine.testing.grammar.GrammarConformance` |
 | rate limit | `engine.testing.rate_limit.RateLimitConformance` |
 
 `engine.testing.suites.SUITES` is the same table for programs. Checks say which claim they prove with

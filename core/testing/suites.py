@@ -26,6 +26,7 @@ SUITES: Final[Mapping[str, str]] = {
     "observers": "engine.testing.observer:ObserverConformance",
     "cli_commands": "engine.testing.cli_command:CLICommandConformance",
     "server_routes": "engine.testing.server_route:ServerRouteConformance",
+    "grammars": "engine.testing.grammar:GrammarConformance",
     "rate_limits": "engine.testing.rate_limit:RateLimitConformance",
 }
 """Hook of an extension point -> its suite. A new extension point adds a line."""

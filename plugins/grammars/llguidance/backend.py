@@ -20,35 +20,54 @@ _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 class LlguidanceMatcher(Matcher):
-    """Guards what the library punishes: a token that it is given but can't take would break its matcher for good."""
+    """Guards what the library punishes: a token that it is given but can't take would break its matcher for good. End
+    tokens are kept from it altogether, since it takes them only now and then."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, ends: frozenset[int], ended: bool = False) -> None:
+        self._matcher, self._ends, self._ended = matcher, ends, ended
 
     def fill(self, mask: NDArray[np.int32]) -> None:
+        if self.is_terminated() and not self._matcher.is_error():
+            words = mask.view("uint32")
+            words[:] = 0
+            for token in self._ends:
+                words[token // 32] |= 1 << token % 32
+            return
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():
-            raise ValueError(f"the grammar can't be followed here: {reason(self._matcher)}")
+        self._check()
 
     def accept(self, token: int) -> bool:
-        return not self._matcher.is_error() and self._matcher.try_consume_tokens([token]) == 1
+        if self._ended:
+            return False
+        if token in self._ends:
+            self._ended = self._matcher.is_accepting()
+            return self._ended
+        took = self._matcher.try_consume_tokens([token]) == 1
+        self._check()
+        return took
 
     def rollback(self, count: int) -> None:
+        if count and self._ended:
+            self._ended, count = False, count - 1
         if count:
             self._matcher.rollback(count)
 
     def is_terminated(self) -> bool:
-        return self._matcher.is_stopped()
+        return self._ended or self._matcher.is_stopped()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar can't be followed here: {reason(self._matcher)}")
 
     def fork(self) -> LlguidanceMatcher:
-        return LlguidanceMatcher(self._matcher.deep_copy())
+        return LlguidanceMatcher(self._matcher.deep_copy(), self._ends, self._ended)
 
 
 class LlguidanceBackend(GrammarBackend):
     """Holds the vocabulary as a trie, which every matcher shares."""
 
     def __init__(self, options: LlguidanceOptions, tokens: TokenTable) -> None:
-        self._options, self._special = options, tokens.special
+        self._options, self._special, self._ends = options, tokens.special, frozenset(tokens.ends)
         self._tokenizer = LLTokenizer(_Vocabulary(tokens), n_vocab=len(tokens.tokens), eos_token=list(tokens.ends))
         self._limits = LLParserLimits(
             initial_lexer_fuel=options.compile_fuel,
@@ -62,7 +81,7 @@ class LlguidanceBackend(GrammarBackend):
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise ValueError(reason(matcher))
-        return LlguidanceMatcher(matcher)
+        return LlguidanceMatcher(matcher, self._ends)
 
 
 class _Vocabulary(TokenizerWrapper):

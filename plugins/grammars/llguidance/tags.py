@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llguidance import LLMatcher
+from engine.plugins.grammars.llguidance.bodies import from_grammar, from_regex, guided
 
 Format = Mapping[str, Any]
 
@@ -35,8 +35,12 @@ class TagWriter:
         self._writers: dict[str, Callable[[Format, str], str]] = {
             "const_string": lambda f, end: self._fixed(_string(f, "value") + end),
             "json_schema": lambda f, end: f"{self._json(_get(f, 'json_schema'))} {self._fixed(end)}",
-            "regex": lambda f, end: f"{self._regex(_string(f, 'pattern'))} {self._fixed(end)}",
-            "grammar": lambda f, end: f"{self._beside(lark_grammar=_string(f, 'grammar'))} {self._fixed(end)}",
+            "regex": lambda f, end: (
+                f"{self._beside(lark_grammar=from_regex(_string(f, 'pattern')))} {self._fixed(end)}"
+            ),
+            "grammar": lambda f, end: (
+                f"{self._beside(lark_grammar=from_grammar(_string(f, 'grammar')))} {self._fixed(end)}"
+            ),
             "any_text": lambda f, end: self._until(end),
             "tag": self._tag,
             "sequence": self._sequence,
@@ -45,8 +49,8 @@ class TagWriter:
             "tags_with_separator": self._separated,
         }
 
-    def grammar(self, tag: Any) -> str:
-        """The grammar of a whole structural tag: `{format}`, or the older `{structures, triggers}`.
+    def grammar(self, tag: Any) -> tuple[str, list[dict[str, Any]]]:
+        """Lark for a whole structural tag (`{format}`, or the older `{structures, triggers}`), and what it refers to.
 
         Raises:
             ValueError: it is malformed or of a type that isn't known.
@@ -54,8 +58,7 @@ class TagWriter:
         if not isinstance(tag, Mapping):
             raise ValueError("a structural tag must be an object")
         start = self._write(_older(tag) if "structures" in tag else _get(tag, "format"), "")
-        lark = "\n".join([f"start: {start}", *self._lines])
-        return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *self._side]})
+        return "\n".join([f"start: {start}", *self._lines]), self._side
 
     def _write(self, part: Any, end: str) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -90,12 +93,10 @@ class TagWriter:
     def _json(self, schema: Any) -> str:
         if not isinstance(schema, Mapping | bool):
             raise ValueError("a schema in a structural tag must be an object or a boolean")
-        guided = {**schema, "x-guidance": dict(self._rules)} if isinstance(schema, Mapping) else schema
-        return self._beside(json_schema=guided)
+        return self._beside(json_schema=guided(schema, self._rules))
 
-    def _regex(self, pattern: str) -> str:
-        made = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
-        return self._beside(lark_grammar=made["lark_grammar"])
+    def _lark(self, text: str) -> str:
+        return self._beside(lark_grammar=text)
 
     def _beside(self, **grammar: Any) -> str:
         name = f"side_{len(self._side)}"

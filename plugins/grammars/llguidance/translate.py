@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
-
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from typing import Any, Final
 
 from engine.plugins.grammars.llguidance import LlguidanceOptions
+from engine.plugins.grammars.llguidance.bodies import from_grammar, from_regex, guided
 from engine.plugins.grammars.llguidance.tags import TagWriter
 from engine.structured import Structured
+
+_HEAD: Final = '%llguidance {"no_forcing": true}\n'
+"""Else only the library's own way to cut a text into tokens would be allowed wherever a single text can follow."""
 
 
 def translate(structured: Structured, options: LlguidanceOptions, special: Mapping[str, int]) -> str:
@@ -20,21 +21,31 @@ def translate(structured: Structured, options: LlguidanceOptions, special: Mappi
     Raises:
         ValueError: the value is no JSON, no GBNF or no structural tag.
     """
-    value = structured.value
     rules = json_rules(options, structured.whitespace)
+    if structured.kind == "structural_tag":
+        lark, beside = TagWriter(special, rules).grammar(_parsed(structured.value, "the structural tag"))
+        return document(lark, *beside)
+    return document("start: @body", {"name": "body", **_body(structured, rules)})
+
+
+def _body(structured: Structured, rules: Mapping[str, Any]) -> dict[str, Any]:
+    value = structured.value
     if isinstance(value, tuple):
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(v, ensure_ascii=False) for v in value))
+        return {"lark_grammar": "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)}
     match structured.kind:
         case "json_object":
-            return from_schema({"type": "object"}, rules)
+            return {"json_schema": guided({"type": "object"}, rules)}
         case "json_schema":
-            return from_schema(_parsed(value, "the schema"), rules)
+            return {"json_schema": guided(_parsed(value, "the schema"), rules)}
         case "regex":
-            return LLMatcher.grammar_from_regex(value)
-        case "structural_tag":
-            return TagWriter(special, rules).grammar(_parsed(value, "the structural tag"))
+            return {"lark_grammar": from_regex(value)}
         case _:
-            return LLMatcher.grammar_from_lark(lark(value))
+            return {"lark_grammar": from_grammar(value)}
+
+
+def document(lark: str, *beside: Mapping[str, Any]) -> str:
+    """A main grammar and those that it refers to by name."""
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": _HEAD + lark}, *beside]})
 
 
 def json_rules(options: LlguidanceOptions, whitespace: str | None) -> dict[str, Any]:
@@ -44,31 +55,11 @@ def json_rules(options: LlguidanceOptions, whitespace: str | None) -> dict[str, 
     return {**blanks, "lenient": options.lenient}
 
 
-def from_schema(schema: Any, rules: Mapping[str, Any]) -> str:
-    """A grammar of the JSON that is valid under a schema."""
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=dict(rules))  # type: ignore[arg-type]
-
-
-def lark(text: str) -> str:
-    """A grammar in Lark syntax; one with `::=` is taken for GBNF.
-
-    Raises:
-        ValueError: it looks like GBNF but is none.
-    """
-    if "::=" not in text:
-        return text
+def _parsed(text: str | tuple[str, ...], what: str) -> Any:
     try:
-        converted: str = any_to_lark(text)
-    except Exception as error:  # the converter raises whatever its parser meets
-        raise ValueError(f"the grammar is not valid GBNF: {error}") from None
-    return converted
-
-
-def _parsed(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
+        return json.loads(str(text))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not valid JSON: {error}") from None
 
 
-__all__ = ["from_schema", "json_rules", "lark", "translate"]
+__all__ = ["document", "json_rules", "translate"]
