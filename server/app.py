@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 import engine
 from engine.errors import ConfigError
 from engine.server.errors import ApiError
+from engine.server.messages_api.errors import AnthropicErrors
 from engine.server.middleware import Exchanges, LimitBody, RequireKey
 from engine.server.routes import build_router
 from engine.server.state import ServerState
@@ -68,6 +69,7 @@ def _middleware(state: ServerState) -> list[Middleware]:
             allow_headers=["*"],
             expose_headers=[_IGNORED_HEADER, "X-Request-Id", "Retry-After", *_RATE_HEADERS],
         ),
+        Middleware(AnthropicErrors),
         Middleware(Exchanges, state=state),
         Middleware(RequireKey, state=state),
         Middleware(LimitBody, limit=section.max_body),

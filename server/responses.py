@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -24,6 +25,12 @@ DONE = b"data: [DONE]\n\n"
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Data that is at hand."""
     return Response(msgspec.json.encode(data), status, headers=headers, media_type="application/json")
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields which had no effect. Odd names are left out: they could forge headers."""
+    plain = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
+    return {"X-Engine-Ignored-Fields": ", ".join(plain[:32])} if plain else {}
 
 
 def event(data: Any) -> bytes:
@@ -130,4 +137,4 @@ async def _hang_up(receive: Receive) -> None:
         pass
 
 
-__all__ = ["DONE", "Answer", "event", "json_response", "last_words", "named_event"]
+__all__ = ["DONE", "Answer", "event", "ignored_header", "json_response", "last_words", "named_event"]

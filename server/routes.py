@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,9 +13,11 @@ from engine.server.admin import add_admin, add_requests
 from engine.server.errors import bad_request
 from engine.server.health import add_health
 from engine.server.limits import check_messages
+from engine.server.messages_api.routes import add_messages
 from engine.server.prompts import chat_text, encode
 from engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
-from engine.server.responses import Answer, json_response
+from engine.server.responses import Answer, ignored_header, json_response
+from engine.server.responses_api.routes import add_responses
 from engine.server.state import ServerState
 from engine.server.tools import tool_use
 
@@ -26,6 +26,8 @@ def build_router(state: ServerState) -> APIRouter:
     """All built-in routes over one server's state."""
     router = APIRouter()
     _add_generation(router, state)
+    add_responses(router, state)
+    add_messages(router, state)
     _add_models(router, state)
     _add_tokens(router, state)
     add_health(router, state)
@@ -39,13 +41,13 @@ def _add_generation(router: APIRouter, state: ServerState) -> None:
     async def chat_completions(request: Request) -> Response:
         body, ignored = parse(await request.body(), ChatRequest)
         chunks = await chat.answer(state, body)
-        return Answer(state, chunks, stream=bool(body.stream), headers=_ignored(ignored))
+        return Answer(state, chunks, stream=bool(body.stream), headers=ignored_header(ignored))
 
     @router.post("/v1/completions")
     async def text_completions(request: Request) -> Response:
         body, ignored = parse(await request.body(), CompletionRequest)
         chunks = await completions.answer(state, body)
-        return Answer(state, chunks, stream=bool(body.stream), headers=_ignored(ignored))
+        return Answer(state, chunks, stream=bool(body.stream), headers=ignored_header(ignored))
 
 
 def _add_models(router: APIRouter, state: ServerState) -> None:
@@ -92,7 +94,7 @@ def _add_tokens(router: APIRouter, state: ServerState) -> None:
         found = {"count": len(tokens), "max_model_len": ready.max_context, "tokens": tokens}
         if body.return_token_strs:
             found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
-        return json_response(found, headers=_ignored(ignored))
+        return json_response(found, headers=ignored_header(ignored))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
@@ -102,13 +104,7 @@ def _add_tokens(router: APIRouter, state: ServerState) -> None:
             if not 0 <= token < tokenizer.vocab_size:
                 raise bad_request(f"tokens has {token}, but ids go from 0 to {tokenizer.vocab_size - 1}", "tokens")
         text = tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text}, headers=_ignored(ignored))
-
-
-def _ignored(names: Sequence[str]) -> dict[str, str]:
-    """The header that names fields which had no effect. Odd names are left out: they could forge headers."""
-    plain = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
-    return {"X-Engine-Ignored-Fields": ", ".join(plain[:32])} if plain else {}
+        return json_response({"prompt": text}, headers=ignored_header(ignored))
 
 
 __all__ = ["build_router"]
