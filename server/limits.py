@@ -96,19 +96,20 @@ def check_messages(messages: Sequence[Any] | None, most: int) -> None:
 def check_length(tokenizer: Tokenizer, texts: Iterable[str], max_context: int) -> None:
     """Refuse a text that is certainly too long for the context, at a price that the context bounds and not the text.
 
-    A token spells at most `longest_token` bytes, so a text has at least so many tokens as its bytes hold of them. A
-    text that passes may still be far too long; then its beginning is tokenized, which is at most that much off.
+    A token spells at most `longest_token` characters, so a text has at least as many tokens as fit into it. A text that
+    passes may still be far too long; then its beginning is tokenized, where only the token at the cut can be another.
 
     Raises:
         ApiError: 400 with both lengths.
     """
     longest = tokenizer.longest_token
+    plausible = max(_PLAUSIBLE * max_context, _CHEAP)
     for text in texts:
-        if len(text) <= _PLAUSIBLE * max_context:
+        if len(text) <= plausible:
             continue
-        least = len(text.encode(errors="replace")) // longest
+        least = len(text) // longest
         if least <= max_context:
-            head = text[: _PLAUSIBLE * max_context]
+            head = text[:plausible]
             least = len(tokenizer.encode(head)) - longest
         if least > max_context:
             raise bad_request(
@@ -120,5 +121,8 @@ def check_length(tokenizer: Tokenizer, texts: Iterable[str], max_context: int) -
 
 _PLAUSIBLE = 8
 """Characters a token, above which a text is suspected not to fit; languages and code have three to five."""
+
+_CHEAP = 2**16
+"""Characters that are tokenized whatever the context: it takes some 30 ms, and the refusal can say the exact length."""
 
 __all__ = ["build_limiter", "charge", "charge_output", "check_length", "check_messages"]

@@ -20,6 +20,7 @@ _OWN = {
     "plugins": lazy("engine.server.cli.plugins:group", "See what is installed, and what a configuration takes of it."),
     "config": lazy("engine.server.cli.config:group", "Check a configuration, explain it, or print its schema."),
     "plan": lazy("engine.server.cli.plan:command", "Compute what a configuration takes of a device, without loading."),
+    "why": lazy("engine.server.cli.why:command", "Say what the time of one request was made of."),
     "doctor": lazy("engine.server.cli.doctor:command", "Look at this machine and say which components can run on it."),
 }
 
