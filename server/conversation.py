@@ -91,14 +91,4 @@ def _arguments(arguments: Any) -> Any:
         return arguments
 
 
-def check_response_format(response_format: dict[str, Any] | None, structured: dict[str, Any] | None) -> None:
-    """Plain text is all there is: raise a 400 for everything that needs constrained decoding."""
-    kind = "text" if response_format is None else response_format.get("type")
-    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
-        raise bad_request("response_format.type must be text, json_object or json_schema", "response_format")
-    if kind != "text" or structured:
-        name = "response_format" if kind != "text" else "structured_outputs"
-        raise bad_request(f"{name} needs constrained decoding, which this server does not have; ask for text", name)
-
-
-__all__ = ["check_response_format", "template_messages"]
+__all__ = ["template_messages"]

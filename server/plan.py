@@ -13,7 +13,6 @@ from engine.config.model import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.messages import Ready
 from engine.sampling_params import SamplingParams
-from engine.server.conversation import check_response_format
 from engine.server.errors import bad_request
 from engine.server.generation import Job
 from engine.server.prompts import room
@@ -119,7 +118,6 @@ def check_common(body: Generate) -> None:
     """Refuse what both routes can't do. Raises a 400 naming the field."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed together with stream: true", "stream_options")
-    check_response_format(body.response_format, body.structured_outputs)
 
 
 def _fitted(params: SamplingParams, prompt: list[int], max_context: int) -> SamplingParams:

@@ -7,6 +7,7 @@ import msgspec
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError, bad_request
 from engine.server.protocol import Generate
+from engine.server.structured import structured_output
 
 _MAX_STOP_CHARACTERS = 4096
 _PLAIN = (
@@ -52,6 +53,7 @@ def sampling_params(
             stop=_stop(body.stop, max_stop),
             stop_token_ids=_tokens("stop_token_ids", body.stop_token_ids or [], vocab_size),
             logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+            structured=structured_output(body),
             **fields,
         )
     except ValueError as error:
