@@ -16,6 +16,9 @@ from engine.server.cli.table import table
 _BAR: Final = 24
 """Characters of a bar that stands for the whole time."""
 
+_SHORTEST: Final = 0.0005
+"""Seconds below which a part is left out."""
+
 
 @click.command("why")
 @click.argument("request_id")
@@ -37,38 +40,28 @@ def command(request_id: str, url: str, api_key: str | None, as_json: bool) -> No
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    total = found["total_seconds"]
-    first = found["first_token_seconds"]
-    rows = [
-        (
-            part["part"],
-            f"{part['seconds']:.3f} s",
-            f"{_share(part, total):4.0%}",
-            _bar(_share(part, total)),
-            part["about"],
-        )
-        for part in found["parts"]
-        if part["seconds"] >= 0.0005
-    ]
+    total, first = found["total_seconds"], found["first_token_seconds"]
+    answered = f"{found['path']} answered {found['status']} in {total:.3f} s"
+    tokens = (
+        f"{found['prompt_tokens']} prompt tokens ({found['cached_tokens']} cached), {found['output_tokens']} output"
+    )
     longest = max(found["parts"], key=lambda part: part["seconds"])
     return [
-        f"{found['path']} answered {found['status']} in {total:.3f} s"
-        + ("" if first is None else f", first token after {first:.3f} s"),
-        f"{found['prompt_tokens']} prompt tokens ({found['cached_tokens']} cached), {found['output_tokens']} output tokens"
-        + (f", slowest of {len(found['choices'])} choices" if len(found["choices"]) > 1 else ""),
+        answered if first is None else f"{answered}, first token after {first:.3f} s",
+        tokens if len(found["choices"]) == 1 else f"{tokens}; slowest of {len(found['choices'])} choices",
         "",
-        table(("PART", "TIME", "SHARE", "", "WHAT"), rows),
+        table(
+            ("PART", "TIME", "SHARE", "", "WHAT"),
+            [_row(part, total) for part in found["parts"] if part["seconds"] >= _SHORTEST],
+        ),
         "",
         f"Most of it was {longest['part']}: {longest['about']}.",
     ]
 
 
-def _share(part: dict[str, Any], total: float) -> float:
-    return part["seconds"] / total if total else 0.0
-
-
-def _bar(share: float) -> str:
-    return "█" * round(_BAR * share)
+def _row(part: dict[str, Any], total: float) -> tuple[str, ...]:
+    share = part["seconds"] / total if total else 0.0
+    return part["part"], f"{part['seconds']:.3f} s", f"{share:4.0%}", "█" * round(_BAR * share), part["about"]
 
 
 __all__ = ["command"]
