@@ -22,6 +22,7 @@ PACKAGES = {"engine": ROOT / "core", "engine.plugins": ROOT / "plugins", "engine
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 CORE_LIBRARIES = {"torch", "numpy", "pluggy", "pydantic", "pydantic_core", "yaml", "msgspec", "tokenizers", "jinja2"}
+CORE_LIBRARIES.add("triton")  # by modules that are imported only where a CUDA device was chosen
 KIT_LIBRARIES = CORE_LIBRARIES | {"pytest", "hypothesis", "transformers"}
 """What the conformance kit may import beside."""
 

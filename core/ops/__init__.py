@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ def select(device: DeviceProfile, dtype: torch.dtype) -> Ops:
         from engine.ops.native import NativeOps
 
         return NativeOps()
+    if device.kind == "cuda" and find_spec("triton") is not None:
+        from engine.ops.triton_ops import TritonOps
+
+        return TritonOps()
     from engine.ops.reference import TorchOps
 
     return TorchOps()

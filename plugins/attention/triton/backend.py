@@ -203,11 +203,12 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         batch, shape, first = plan.batch, self._shape, plan.batch.num_decodes
         prefill.store[(q.shape[0] - first,)](
-            k[first:],
-            v[first:],
+            k,
+            v,
             *kv,
-            batch.slot_mapping[first:],
+            batch.slot_mapping,
             *strides[2:],
+            first,
             HEADS=shape.kv_heads,
             DIM=shape.head_dim,
             V_DIM=shape.v_head_dim,

@@ -16,7 +16,7 @@ ITEM = 5
 """Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "capacity", "window", "wanted"])
 def list_work(
     seq_lens: Any,
     items: Any,
@@ -53,7 +53,7 @@ def list_work(
         tl.store(at + 4, count, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "window"])
 def decode(
     q,
     k,

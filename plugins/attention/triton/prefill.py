@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def store(
     k: Any,
     v: Any,
@@ -25,17 +25,16 @@ def store(
     v_head: Any,
     k_page: Any,
     v_page: Any,
+    first: Any,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     V_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Put k and v of one token, all heads, where its slot says; program (token). Slots below 0 are left out."""
-    token = tl.program_id(0).to(tl.int64)
+    """Put k and v of one token, all heads, where its slot says; program (token after the `first`)."""
+    token = (first + tl.program_id(0)).to(tl.int64)
     slot = tl.load(slot_mapping + token)
-    if slot < 0:
-        return
     page = slot // PAGE
     offset = slot % PAGE
     i = tl.arange(0, WIDTH)
@@ -82,7 +81,7 @@ def _fold(
     return peak, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "first_request", "requests", "window"])
 def prefill(
     q,
     k,

@@ -1,0 +1,143 @@
+"""The operations as Triton kernels, for CUDA: one pass over memory each, rounded where `TorchOps` rounds.
+
+Imported only where a CUDA device was chosen.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.ops import Ops
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _rms_norm(x, residual, weight, y, x_row, x_inner, inner, width, eps, WIDTH: tl.constexpr, ADD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row a program; with ADD, residual (dense) += x first and the sum is normed."""
+    row = tl.program_id(0).to(tl.int64)
+    at = x + (row // inner) * x_row + (row % inner) * x_inner
+    i = tl.arange(0, WIDTH)
+    here = i < width
+    values = tl.load(at + i, mask=here, other=0.0)
+    if ADD:
+        before = tl.load(residual + row * width + i, mask=here, other=0.0)
+        values = (before.to(tl.float32) + values.to(tl.float32)).to(before.dtype)
+        tl.store(residual + row * width + i, values, mask=here)
+    wide = values.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    scale = tl.load(weight + i, mask=here, other=0.0)
+    normed = wide.to(values.dtype).to(tl.float32) * scale.to(tl.float32)
+    tl.store(y + row * width + i, normed.to(values.dtype), mask=here)
+
+
+@triton.jit
+def _rotate(at, heads, stride, cos, sin, HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    h = tl.arange(0, HEADS)
+    i = tl.arange(0, HALF_PAD)
+    here = (h[:, None] < heads) & (i[None, :] < HALF)
+    first = at + h[:, None] * stride + i[None, :]
+    a = tl.load(first, mask=here, other=0.0).to(tl.float32)
+    b = tl.load(first + HALF, mask=here, other=0.0).to(tl.float32)
+    tl.store(first, (a * cos[None, :] - b * sin[None, :]).to(at.dtype.element_ty), mask=here)
+    tl.store(first + HALF, (b * cos[None, :] + a * sin[None, :]).to(at.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _rope(
+    q,
+    k,
+    positions,
+    cos_sin,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    q_heads,
+    k_heads,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+):  # type: ignore[no-untyped-def]
+    """All heads of one token a program."""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, HALF_PAD)
+    row = cos_sin + tl.load(positions + token) * (2 * HALF)
+    cos = tl.load(row + i, mask=i < HALF, other=0.0)
+    sin = tl.load(row + HALF + i, mask=i < HALF, other=0.0)
+    _rotate(q + token * q_token, q_heads, q_head, cos, sin, Q_HEADS, HALF, HALF_PAD)
+    _rotate(k + token * k_token, k_heads, k_head, cos, sin, K_HEADS, HALF, HALF_PAD)
+
+
+@triton.jit
+def _silu_mul(gate_up, y, row_stride, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = i < width
+    gate = tl.load(gate_up + row * row_stride + i, mask=here, other=0.0)
+    up = tl.load(gate_up + row * row_stride + width + i, mask=here, other=0.0)
+    wide = gate.to(tl.float32)
+    active = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    tl.store(y + row * width + i, (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=here)
+
+
+class TritonOps(Ops):
+    """float32, bfloat16 and float16 on CUDA; every launch may be captured in a graph."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x, x, weight, eps, add=False)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert residual.is_contiguous(), "the residual must be contiguous"
+        return self._norm(x, residual, weight, eps, add=True)
+
+    @staticmethod
+    def _norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, add: bool) -> Tensor:
+        shape, width = x.shape, x.shape[-1]
+        inner, inner_stride = (1, 0) if x.dim() == 2 else (shape[1], x.stride(1))
+        y = torch.empty(shape, dtype=x.dtype, device=x.device)
+        padded = triton.next_power_of_2(width)
+        warps = 1 if padded <= 256 else 4 if padded <= 2048 else 8
+        _rms_norm[(shape[0] * inner,)](
+            x,
+            residual,
+            weight,
+            y,
+            x.stride(0),
+            inner_stride,
+            inner,
+            width,
+            eps,
+            WIDTH=padded,
+            ADD=add,
+            num_warps=warps,
+        )
+        return y
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        half = cos_sin.shape[1] // 2
+        _rope[(q.shape[0],)](
+            q,
+            k,
+            positions,
+            cos_sin,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            q.shape[1],
+            k.shape[1],
+            Q_HEADS=triton.next_power_of_2(q.shape[1]),
+            K_HEADS=triton.next_power_of_2(k.shape[1]),
+            HALF=half,
+            HALF_PAD=triton.next_power_of_2(half),
+        )
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        y = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
+        _silu_mul[(tokens, triton.cdiv(width, 1024))](gate_up, y, gate_up.stride(0), width, BLOCK=1024)
+        return y
+
+
+__all__ = ["TritonOps"]
