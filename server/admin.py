@@ -13,7 +13,7 @@ from engine.errors import EngineError
 from engine.messages import Ready
 from engine.server.errors import ApiError, bad_request
 from engine.server.exchange import current
-from engine.server.journal import account, goes_by
+from engine.server.journal import account, goes_by, under_way
 from engine.server.protocol import parse
 from engine.server.responses import json_response
 from engine.server.state import ServerState
@@ -48,9 +48,10 @@ def add_requests(router: APIRouter, state: ServerState) -> None:
         key = current().key
         found = state.journal.find(request_id)
         if found is None or not ("admin" in key.scopes or found.key.name == key.name):
-            running = any(goes_by(exchange, request_id) for exchange in state.active.values())
-            why = "it is still running" if running else f"the last {state.config.server.kept_requests} are kept"
-            raise ApiError(404, f"there is no finished request {request_id!r} of yours here; {why}")
+            kept = state.config.server.kept_requests
+            raise ApiError(404, f"there is no request {request_id!r} of yours among the last {kept} here")
+        if under_way(found):
+            raise ApiError(404, f"the request {request_id!r} is still running; ask when it has ended")
         return json_response(account(found))
 
 

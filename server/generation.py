@@ -43,6 +43,7 @@ async def generate(state: ServerState, jobs: Sequence[tuple[Job, ChoiceText]]) -
     """
     exchange = current()
     charge(state.limiter, exchange, (job.prompt for job, _ in jobs))
+    state.journal.begin(exchange)
     streams = [_choice(state, exchange, job, text) for job, text in jobs]
     merged = streams[0] if len(streams) == 1 else _merge(streams)
     async with aclosing(merged):

@@ -17,7 +17,7 @@ _QUIET: Final = ("/health", "/metrics", "/load")
 
 
 class Journal:
-    """Keeps the last exchanges that the core worked for.
+    """Keeps the last exchanges that the core worked for, those under way included.
 
     Args:
         kept: how many.
@@ -28,10 +28,12 @@ class Journal:
         self._kept: deque[Exchange] = deque(maxlen=kept)
         self._lines = lines
 
+    def begin(self, exchange: Exchange) -> None:
+        """The core begins to work for an exchange."""
+        self._kept.append(exchange)
+
     def close(self, exchange: Exchange) -> None:
-        """An exchange has ended."""
-        if exchange.runs:
-            self._kept.append(exchange)
+        """The HTTP side of an exchange has ended."""
         if self._lines and not exchange.path.startswith(_QUIET):
             log.info(
                 "%s %r %d in %.3f s, %d + %d tokens, %s",
@@ -47,6 +49,11 @@ class Journal:
     def find(self, wanted: str) -> Exchange | None:
         """The latest exchange of this id: of the request, of its answer (`chatcmpl-ID`), or of one of its choices."""
         return next((one for one in reversed(self._kept) if goes_by(one, wanted)), None)
+
+
+def under_way(exchange: Exchange) -> bool:
+    """Whether something is still missing: a choice, perhaps one in the background, or the end of the answer."""
+    return exchange.ended is None or any(run.ended is None for run in exchange.runs)
 
 
 def goes_by(exchange: Exchange, wanted: str) -> bool:
@@ -106,7 +113,9 @@ def _engine_parts(timing: Timing, run: Run) -> list[tuple[str, float, str]]:
 
 
 def _total(exchange: Exchange) -> float:
-    return (exchange.arrived if exchange.ended is None else exchange.ended) - exchange.arrived
+    """Seconds from the request to the end of the answer, or of what it left to be done in the background."""
+    ends = [exchange.ended, *(run.ended for run in exchange.runs)]
+    return max((end for end in ends if end is not None), default=exchange.arrived) - exchange.arrived
 
 
 def _line(exchange: Exchange) -> dict[str, Any]:
@@ -126,4 +135,4 @@ def _line(exchange: Exchange) -> dict[str, Any]:
     }
 
 
-__all__ = ["Journal", "account", "goes_by"]
+__all__ = ["Journal", "account", "goes_by", "under_way"]
