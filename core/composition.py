@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.config.model import EngineConfig
+from engine.costs import Cost, cost
 from engine.device import DeviceProfile
+from engine.plugin import Offer
 from engine.selection import Choice
 from engine.specs.model import ModelProfile
+
+
+class Verdict(StrEnum):
+    """What became of a candidate."""
+
+    TAKEN = "taken"
+    FITS = "fits"  # and would run, but another one goes first or is named
+    REFUSED = "refused"
 
 
 class Row(NamedTuple):
@@ -18,9 +29,15 @@ class Row(NamedTuple):
 
     part: str  # a key of `Composition.choices`, or `kv_connectors.0`, `observers.1`
     name: str
-    taken: bool
-    distribution: str  # of the taken one, else empty
-    why: str
+    verdict: Verdict
+    distribution: str  # name and version of the package that offers it
+    reasons: tuple[str, ...]
+    cost: Cost | None  # None where nothing is expected to be computed, or the device's figures are unknown
+
+    @property
+    def why(self) -> str:
+        """The reasons as one text."""
+        return "; ".join(self.reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +74,20 @@ class Composition:
         yield from ((f"observers.{i}", choice) for i, choice in enumerate(self.observers))
 
     def explain(self) -> list[Row]:
-        """What was taken for each part, followed by what was refused for it."""
-        rows: list[Row] = []
-        for part, choice in self.parts():
-            rows.append(Row(part, choice.name, True, choice.distribution, choice.why))
-            rows += [Row(part, r.name, False, "", "; ".join(r.reasons)) for r in choice.refused]
-        return rows
+        """For each part what was taken, followed by the other candidates."""
+        return [row for part, choice in self.parts() for row in self._candidates(part, choice)]
+
+    def _candidates(self, part: str, choice: Choice[Any]) -> Iterator[Row]:
+        cost = self._cost(choice.point, choice.offer)
+        yield Row(part, choice.name, Verdict.TAKEN, choice.distribution, (choice.why,), cost)
+        for other in choice.refused:
+            verdict = Verdict.FITS if other.fits else Verdict.REFUSED
+            cost = self._cost(choice.point, other.offer) if other.fits else None
+            yield Row(part, other.name, verdict, other.distribution, other.reasons, cost)
+
+    def _cost(self, point: str, offer: Offer[Any]) -> Cost | None:
+        """Of the component itself: a wrapper costs what it wraps, which has rows of its own."""
+        return None if offer.wraps else cost(self, point, offer)
 
     def as_dict(self) -> dict[str, Any]:
         """The same for logs and for JSON; secrets are masked."""
@@ -78,18 +103,28 @@ class Composition:
                 "max_context": self.max_context,
             },
             "device": device,
-            "parts": {part: _as_dict(choice) for part, choice in self.parts()},
+            "parts": {part: self._part(part, choice) for part, choice in self.parts()},
+        }
+
+    def _part(self, part: str, choice: Choice[Any]) -> dict[str, Any]:
+        return {
+            "point": choice.point,
+            "name": choice.name,
+            "distribution": choice.distribution,
+            "why": choice.why,
+            "options": choice.options.model_dump(mode="json"),
+            "candidates": [_as_dict(row) for row in self._candidates(part, choice)],
         }
 
 
-def _as_dict(choice: Choice[Any]) -> dict[str, Any]:
+def _as_dict(row: Row) -> dict[str, Any]:
     return {
-        "name": choice.name,
-        "distribution": choice.distribution,
-        "why": choice.why,
-        "options": choice.options.model_dump(mode="json"),
-        "refused": {refusal.name: list(refusal.reasons) for refusal in choice.refused},
+        "name": row.name,
+        "verdict": row.verdict,
+        "distribution": row.distribution,
+        "reasons": list(row.reasons),
+        "cost": asdict(row.cost) if row.cost else None,
     }
 
 
-__all__ = ["Composition", "Row"]
+__all__ = ["Composition", "Row", "Verdict"]

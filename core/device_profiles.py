@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +76,14 @@ def known() -> dict[str, DeviceProfile]:
     return {name: _read(entry, name) for name, entry in yaml.safe_load(_TABLE.read_text()).items()}
 
 
+def with_figures(device: DeviceProfile) -> DeviceProfile:
+    """A detected device with the bandwidth and FLOP/s of the table's device of that name, if there is one."""
+    same = next((other for other in known().values() if other.name == device.name), None)
+    if device.bandwidth_bytes_per_s or same is None:
+        return device
+    return replace(device, bandwidth_bytes_per_s=same.bandwidth_bytes_per_s, flops=same.flops)
+
+
 def _read(entry: Any, source: str) -> DeviceProfile:
     try:
         return _Written.model_validate(entry).profile()
@@ -85,4 +94,4 @@ def _read(entry: Any, source: str) -> DeviceProfile:
         ) from None
 
 
-__all__ = ["known", "load_profile"]
+__all__ = ["known", "load_profile", "with_figures"]

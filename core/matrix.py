@@ -65,8 +65,8 @@ def tables(
 
 
 def placed(registry: Registry, point: str) -> list[Placed]:
-    """Every usable offer of an extension point."""
-    return [Placed(point, owned.offer) for owned in registry.offers(point)]
+    """Every usable offer of an extension point but those that wrap: they fit what the one inside them fits."""
+    return [Placed(point, owned.offer) for owned in registry.offers(point) if not owned.offer.wraps]
 
 
 def fit(one: Placed, other: Placed, device: DeviceProfile | None = None) -> tuple[str, ...]:

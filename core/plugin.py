@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from engine.capabilities import Capabilities, Flag, KVKind, Layout, Mask, Needs, unmet
 from engine.device import DeviceProfile
@@ -30,10 +30,14 @@ class Inner(Options):
     options: dict[str, Any] = Field(default_factory=dict, description="The component's own section.")
 
 
+def _named(value: Any) -> Any:
+    return {"use": value} if isinstance(value, str) else value
+
+
 class WrapperOptions(Options):
     """Base of the options of a component that wraps another (`Offer.wraps`)."""
 
-    inner: Inner = Field(Inner(), description="The component that is wrapped.")
+    inner: Annotated[Inner, BeforeValidator(_named)] = Field(Inner(), description="The component that is wrapped.")
 
 
 def runs_anywhere(device: DeviceProfile) -> str | None:
@@ -53,8 +57,8 @@ class Offer(Generic[T]):
     (`WrapperOptions`) that names it, `build` gets it built as `inner`, and the inner one's capabilities count. It is
     taken only where the configuration names it.
     `rank` orders the candidates of `auto`: among those that fit, the highest is taken.
-    `efficiency` is the share (0..1) of the device's bandwidth that the component reached when its author measured it in
-    decoding; `engine plugins explain` divides by it. None is unmeasured: what is told is then the device's limit.
+    `efficiency` maps a kind of device to the share (0..1) of its memory's bandwidth that the component reached when its
+    author measured it in decoding; `engine plugins explain` divides by it, and tells the device's limit without it.
     """
 
     name: str
@@ -67,7 +71,7 @@ class Offer(Generic[T]):
     requires: Mapping[str, Needs] = field(default_factory=dict, hash=False)
     wraps: bool = False
     rank: int = 0
-    efficiency: float | None = None
+    efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 __all__ = [

@@ -32,12 +32,20 @@ Preference = Callable[[Offer[Any]], tuple[int, ...]]
 class Refusal:
     """A candidate that was not taken: one that does not fit, or one that fits while another was taken."""
 
-    name: str
+    offer: Offer[Any]
     reasons: tuple[str, ...]
-    rank: int = 0
-    distribution: str = ""  # name and version of its owner
+    distribution: str  # name and version of its owner
     fits: bool = False
-    offer: Offer[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The offer's name."""
+        return self.offer.name
+
+    @property
+    def rank(self) -> int:
+        """The offer's rank."""
+        return self.offer.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +207,7 @@ def _failure(error: Exception) -> str:
 
 
 def _refusal(owned: Owned[Any], reasons: Sequence[str], *, fits: bool = False) -> Refusal:
-    return Refusal(
-        name=owned.offer.name,
-        reasons=tuple(dict.fromkeys(reasons)),
-        rank=owned.offer.rank,
-        distribution=owned.entry.owner,
-        fits=fits,
-        offer=owned.offer,
-    )
+    return Refusal(owned.offer, tuple(dict.fromkeys(reasons)), owned.entry.owner, fits)
 
 
 def _no_defaults(offer: Offer[Any]) -> list[str]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.server.cli import check, docs, lock, matrix
-from engine.server.cli.parameters import config_argument, json_option, loaded_with_registry, set_option
+from engine.server.cli import check, docs, explain, lock, matrix
+from engine.server.cli.parameters import json_option, loaded_with_registry
 from engine.server.cli.table import table
 
 if TYPE_CHECKING:
-    from engine.composition import Composition
     from engine.discovery import Entry
     from engine.plugin import Offer
     from engine.registry import Owned, Registry
@@ -53,6 +52,8 @@ def list_(config: Path | None, as_json: bool) -> None:
         for e in entries
     ]
     click.echo(table(_LIST_HEADERS, rows))
+    for warning in (w for e in entries for w in e.warnings):
+        click.echo(f"warning: {warning}")
 
 
 @group.command(help="Show what NAME (a component, or a plugin) is, can do, and takes as options.")
@@ -76,40 +77,6 @@ def show(name: str) -> None:
     click.echo("\n\n".join("\n".join(_describe(point, owned)) for point, owned in found))
 
 
-@group.command(help="Show what CONFIG composes on this machine: per part what was taken, what was refused, and why.")
-@config_argument
-@set_option
-@json_option
-def explain(config: Path | None, overrides: Sequence[str], as_json: bool) -> None:
-    """Reads the model's header (fetching the model if it isn't here), no weights."""
-    composition = _composed(config, overrides)
-    if as_json:
-        click.echo(json.dumps(composition.as_dict(), indent=2))
-        return
-    profile = composition.profile
-    click.echo(
-        f"model   {profile.architecture}, {profile.parameters / 1e6:,.0f} M weights, from {composition.model_path}"
-    )
-    click.echo(f"device  {composition.device.kind}: {composition.device.name}")
-    click.echo(f"dtype   {composition.dtype}, at most {composition.max_context} tokens a request\n")
-    rows = ((r.part, r.name, "taken" if r.taken else "refused", r.why) for r in composition.explain())
-    click.echo(table(("PART", "COMPONENT", "VERDICT", "WHY"), rows))
-
-
-def _composed(config: Path | None, overrides: Sequence[str]) -> Composition:
-    from engine.compose import compose, resolve_source
-    from engine.device import detect
-
-    loaded, registry = loaded_with_registry(config, overrides)
-    device = detect(loaded.config.device.kind)
-    files = resolve_source(loaded.config, registry, _say, loaded.origins)
-    return compose(loaded.config, registry, device, files.path, loaded.origins)
-
-
-def _say(share: float, words: str) -> None:
-    click.echo(f"{share:4.0%} {words}", err=True)
-
-
 def _offers_by_entry(registry: Registry) -> dict[str, list[tuple[str, Owned[Any]]]]:
     """Entry-point name -> extension points and offers."""
     from engine.specs import POINTS
@@ -129,6 +96,7 @@ def _entry_dict(entry: Entry, offers: Iterable[tuple[str, Owned[Any]]]) -> dict[
         "api": entry.api,
         "state": entry.state,
         "reason": entry.reason,
+        "warnings": list(entry.warnings),
         "offers": [{"point": point, "name": owned.offer.name} for point, owned in offers],
     }
 
@@ -162,6 +130,7 @@ def _capabilities(offer: Offer[Any]) -> Iterator[str]:
 
 group.add_command(check.command)
 group.add_command(docs.command)
+group.add_command(explain.command)
 group.add_command(lock.command)
 group.add_command(matrix.command)
 

@@ -406,10 +406,10 @@ def test_an_unknown_component_is_named_with_its_place(files: Path) -> None:
 def test_explain_tells_what_was_taken_and_refused_in_order(files: Path) -> None:
     plugins = registry(kv_caches=[part("radix"), part("paged")], observers=[part("log")])
     rows = composed(plugins, files, "kv_cache=auto", "observers=[log]").explain()
-    assert [(r.part, r.name, r.taken) for r in rows if r.part in ("kv_cache", "observers.0")] == [
-        ("kv_cache", "paged", True),
-        ("kv_cache", "radix", False),
-        ("observers.0", "log", True),
+    assert [(r.part, r.name, r.verdict) for r in rows if r.part in ("kv_cache", "observers.0")] == [
+        ("kv_cache", "paged", "taken"),
+        ("kv_cache", "radix", "fits"),
+        ("observers.0", "log", "taken"),
     ]
     assert all(row.why for row in rows)
 
@@ -419,10 +419,19 @@ def test_as_dict_is_json_without_secrets(files: Path) -> None:
     text = json.dumps(found)
     assert "hunter2" not in text
     assert json.loads(text)["parts"]["attention"] == {
+        "point": "attention_backends",
         "name": "plain",
         "distribution": "acme 0",
         "why": "the only one that fits",
         "options": {},
-        "refused": {},
+        "candidates": [
+            {
+                "name": "plain",
+                "verdict": "taken",
+                "distribution": "acme 0",
+                "reasons": ["the only one that fits"],
+                "cost": None,
+            }
+        ],
     }
     assert found["model"]["architecture"] == "ToyForCausalLM"

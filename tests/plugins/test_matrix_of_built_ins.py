@@ -21,7 +21,7 @@ from engine.device_profiles import load_profile
 from engine.errors import CompositionError
 from engine.fit import Placed, clashes
 from engine.hooks import hookimpl
-from engine.matrix import Table, fit, tables
+from engine.matrix import Table, fit, placed, tables
 from engine.plugin import Options
 from engine.registry import Registry
 from engine.specs.model import ModelOffer, ModelProfile
@@ -104,7 +104,8 @@ def installed() -> Registry:
     plugins = {}
     for point in dict.fromkeys(PLACES.values()):
         owned = [o.offer for o in discovered.offers(point) if o.entry.distribution == "engine-llm"]
-        offers = [replace(offer, options=Options, build=lambda options, **context: Json()) for offer in owned]
+        plain = (offer for offer in owned if not offer.wraps)
+        offers = [replace(offer, options=Options, build=lambda options, **context: Json()) for offer in plain]
         if point == "models":
             flags = replace(offers[0].capabilities, kv_kinds=frozenset(), flags=frozenset(Flag))
             offers.append(
@@ -122,8 +123,7 @@ def installed() -> Registry:
 
 
 def components() -> list[Placed]:
-    points = dict.fromkeys(PLACES.values())
-    return [Placed(point, owned.offer) for point in points for owned in installed().offers(point)]
+    return [part for point in dict.fromkeys(PLACES.values()) for part in placed(installed(), point)]
 
 
 def pairs() -> Iterator[tuple[Placed, Placed]]:

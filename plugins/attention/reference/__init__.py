@@ -41,5 +41,6 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 flags=frozenset({Flag.SOFTCAP}),
             ),
             rank=-100,
+            efficiency={"cpu": 0.05},
         )
     ]

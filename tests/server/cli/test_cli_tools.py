@@ -127,13 +127,37 @@ def test_explain_tells_part_by_part_what_is_composed() -> None:
     output = engine("plugins", "explain", "--set", "model.dtype=float32", "--set", "device.kind=cpu").output
     assert re.search(r"model +LlamaForCausalLM, 135 M weights", output)
     assert re.search(r"dtype +float32, at most \d+ tokens a request", output)
-    assert re.search(r"kv_cache +radix +taken +the default", output)
-    assert re.search(r"loader +safetensors +refused +does not recognize", output)
+    assert re.search(r"kv_cache +radix +taken +- +the default", output)
+    assert re.search(r"kv_cache +paged +fits +- +fits too, but radix is the default", output)
+    assert re.search(r"loader +safetensors +refused +- +does not recognize", output)
 
 
 def test_explain_as_json() -> None:
     found = json.loads(engine("plugins", "explain", "--json", "--set", "kv_cache=paged").stdout)
     assert found["parts"]["kv_cache"]["why"] == "named in the configuration"
+    verdicts = {c["name"]: c["verdict"] for c in found["parts"]["kv_cache"]["candidates"]}
+    assert (verdicts["paged"], verdicts["radix"]) == ("taken", "fits")
+
+
+def test_explain_for_a_device_that_is_not_here() -> None:
+    found = json.loads(engine("plugins", "explain", "--json", "--device", "h200").stdout)
+    assert (found["device"]["name"], found["device"]["here"]) == ("NVIDIA H200", False)
+    assert found["model"]["dtype"] == "bfloat16"
+    cpu = next(c for c in found["parts"]["attention"]["candidates"] if c["name"] == "cpu")
+    assert cpu["verdict"] == "refused"
+    assert "device cuda is not among cpu" in cpu["reasons"]
+    assert found["parts"]["attention"]["candidates"][0]["cost"]["decode_ms"] > 0
+    text = engine("plugins", "explain", "--device", "h200").output
+    assert "device  cuda: NVIDIA H200, as written down" in text
+    assert "of one request of 4,096 tokens" in text
+
+
+def test_explain_for_a_device_of_the_users_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("kind: cpu\nname: Mine\nmemory: 8GiB\n")
+    output = engine("plugins", "explain", "--device", str(path)).output
+    assert "device  cpu: Mine, as written down" in output
+    assert "cost    unknown" in output
 
 
 def test_explain_of_what_does_not_fit_says_why() -> None:
