@@ -59,7 +59,7 @@ async def begin(state: ServerState, body: ChatRequest) -> Turn:
         body,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=_alternatives(body),
-        prompt_logprobs=None,
+        prompt_logprobs=body.prompt_logprobs,
         vocab_size=tokenizer.vocab_size,
         max_stop=state.config.server.max_stop,
     )

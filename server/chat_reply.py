@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.messages import TokenLogprobs
 from engine.server.events import Content, Event, News, Reasoning, ToolArguments, ToolBegin, ToolEnd
-from engine.server.logprobs import chat_logprobs
+from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.plan import Usage
 from engine.server.protocol import ChatRequest
 from engine.server.responses import DONE, event
@@ -95,7 +96,7 @@ class ChatReply:
     async def whole(self, news: AsyncGenerator[News]) -> AsyncGenerator[bytes]:
         """One `chat.completion`."""
         made = [_Choice() for _ in range(self._n)]
-        transfer = None
+        transfer, scores = None, list[TokenLogprobs | None]()
         async with aclosing(news):
             async for item in news:
                 self._usage.add(item.delta, self._n)
@@ -103,6 +104,7 @@ class ChatReply:
                 choice.add(item)
                 choice.logprobs += self._logprobs(item.delta)["content"] if self._body.logprobs else ()
                 transfer = item.delta.kv_transfer or transfer
+                scores += (item.delta.prompt_logprobs or ()) if item.delta.index == 0 else ()
         reply = {
             **self._frame,
             "object": "chat.completion",
@@ -112,6 +114,8 @@ class ChatReply:
         }
         if self._body.return_token_ids:
             reply["prompt_token_ids"] = self._prompt
+        if self._body.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scores, self._body.prompt_logprobs)
         if transfer is not None:
             reply["kv_transfer_params"] = transfer
         yield msgspec.json.encode(reply)

@@ -36,6 +36,32 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
     return {"content": content, "refusal": None}
 
 
+def prompt_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None], count: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """For each token of a prompt, the token and the best `count` by id: `{logprob, rank, decoded_token}`.
+
+    Args:
+        entries: of all prompt tokens but the first, which has no probability.
+    """
+
+    def one(entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        ranks = [entry.rank, *range(1, len(entry.token_ids))]
+        columns = zip(entry.token_ids, entry.logprobs, ranks, strict=True)
+        return {
+            str(t): {"logprob": _finite(v), "rank": rank, "decoded_token": tokenizer.token_text(t)}
+            for t, v, rank in columns
+        }
+
+    return [None, *(one(entry) for entry in clipped(entries, count))]
+
+
+def clipped(entries: Sequence[TokenLogprobs | None], count: int | None) -> list[TokenLogprobs]:
+    """The entries with at most `count` alternatives each; a leading None is left out."""
+    most = 1 + (count or 0)
+    return [TokenLogprobs(e.token_ids[:most], e.logprobs[:most], e.rank) for e in entries if e is not None]
+
+
 class CompletionLogprobs:
     """The parallel lists of /v1/completions for one choice, in pieces; knows how far into the text it is."""
 
@@ -79,4 +105,4 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-__all__ = ["CompletionLogprobs", "chat_logprobs", "token_name"]
+__all__ = ["CompletionLogprobs", "chat_logprobs", "clipped", "prompt_logprobs", "token_name"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.bad_words import with_bad_words
 from engine.config.model import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.messages import Ready
@@ -65,13 +66,18 @@ def choices(
     params: SamplingParams,
     config: EngineConfig,
     reading: Reading = PLAIN,
+    width: int | None = None,
 ) -> list[tuple[Job, ChoiceText]]:
     """One job of the core for every choice: k prompts times n, the choices of one prompt side by side.
+
+    Args:
+        width: choices per prompt, if not the `n` of the request.
 
     Raises:
         ApiError: 400 when a prompt doesn't fit, or more answers are asked for than can be queued.
     """
-    n = choices_per_prompt(body, config.server.max_n)
+    n = width or choices_per_prompt(body, config.server.max_n)
+    params = with_bad_words(params, tokenizer)
     check_count(len(prompts) * n, ready)
     priority = _priority(body.priority)
     transfer = _transfer(body.kv_transfer_params, {connector.role for connector in config.kv_connectors})
@@ -118,6 +124,8 @@ def check_common(body: Generate) -> None:
     """Refuse what both routes can't do. Raises a 400 naming the field."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed together with stream: true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad_request("prompt_logprobs can't be streamed; leave stream out", "prompt_logprobs")
 
 
 def _fitted(params: SamplingParams, prompt: list[int], max_context: int) -> SamplingParams:

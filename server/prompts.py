@@ -10,7 +10,7 @@ from engine.config.model import EngineConfig
 from engine.server.conversation import template_messages
 from engine.server.errors import bad_request
 from engine.server.limits import check_length, check_messages
-from engine.server.protocol import ChatRequest, TokenizeRequest
+from engine.server.protocol import ChatRequest, CompletionRequest, Generate, TokenizeRequest
 from engine.server.tools import ToolUse
 
 if TYPE_CHECKING:
@@ -84,14 +84,38 @@ def _effort(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     return {"reasoning_effort": effort, **({"enable_thinking": False, "thinking": False} if effort == "none" else {})}
 
 
+def truncated(prompt: list[int], body: Generate, max_context: int) -> list[int]:
+    """The last tokens of a prompt, as many as `truncate_prompt_tokens` says; -1 leaves room for the answer.
+
+    Raises:
+        ApiError: 400 when it is no possible length.
+    """
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep == -1:
+        keep = max(1, max_context - max(1, body.max_tokens or 1))
+    if not 1 <= keep <= max_context:
+        raise bad_request(
+            f"truncate_prompt_tokens must lie between 1 and {max_context}, or be -1, not {keep}",
+            "truncate_prompt_tokens",
+        )
+    return prompt[-keep:]
+
+
+def _longest(body: Generate, max_context: int) -> int | None:
+    """What may be refused for its length; nothing if its beginning is cut off anyway."""
+    return max_context if body.truncate_prompt_tokens is None else None
+
+
 async def chat_prompt(
     tokenizer: Tokenizer, body: ChatRequest, tools: ToolUse, config: EngineConfig, max_context: int
 ) -> tuple[str, list[int]]:
     """The text and the tokens of a chat request. Raises as `chat_text` and `encode` do."""
     check_messages(body.messages, config.server.max_messages)
     text = chat_text(tokenizer, body.messages, tools.shown, body, config.model.chat_template)
-    (prompt,) = await encode(tokenizer, [text], bool(body.add_special_tokens), max_context)
-    return text, prompt
+    (prompt,) = await encode(tokenizer, [text], bool(body.add_special_tokens), _longest(body, max_context))
+    return text, truncated(prompt, body, max_context)
 
 
 def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str] | list[list[int]]:
@@ -116,13 +140,16 @@ def split_prompts(prompt: str | list[Any], vocab_size: int) -> list[str] | list[
 
 
 async def completion_prompts(
-    tokenizer: Tokenizer, prompts: list[str] | list[list[int]], add_special_tokens: bool, max_context: int
+    tokenizer: Tokenizer, prompts: list[str] | list[list[int]], body: CompletionRequest, max_context: int
 ) -> tuple[list[list[int]], list[str]]:
-    """The tokens of each prompt, and the text that echoes it: texts come back as they were sent."""
+    """The tokens of each prompt, and the text that echoes it: texts come back as they were sent, if they are whole."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    given = [prompt for prompt in prompts if isinstance(prompt, list)]
     if texts:
-        return await encode(tokenizer, texts, add_special_tokens, max_context), texts
-    ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+        given = await encode(tokenizer, texts, body.add_special_tokens is not False, _longest(body, max_context))
+    ids = [truncated(prompt, body, max_context) for prompt in given]
+    if texts and ids == given:
+        return ids, texts
     return ids, [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in ids]
 
 
@@ -163,4 +190,4 @@ def room(prompt: Sequence[int], asked: int | None, min_tokens: int, max_context:
     return left if asked is None else min(asked, left)
 
 
-__all__ = ["chat_prompt", "chat_text", "completion_prompts", "encode", "room", "split_prompts"]
+__all__ = ["chat_prompt", "chat_text", "completion_prompts", "encode", "room", "split_prompts", "truncated"]

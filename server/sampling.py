@@ -10,6 +10,7 @@ from engine.server.protocol import Generate
 from engine.server.structured import structured_output
 
 _MAX_STOP_CHARACTERS = 4096
+_MAX_BAD_WORDS = 128
 _PLAIN = (
     "min_tokens",
     "temperature",
@@ -54,6 +55,7 @@ def sampling_params(
             stop_token_ids=_tokens("stop_token_ids", body.stop_token_ids or [], vocab_size),
             logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
             structured=structured_output(body),
+            bad_words=_bad_words(body.bad_words or []),
             **fields,
         )
     except ValueError as error:
@@ -74,6 +76,14 @@ def _stop(stop: str | list[str] | None, max_stop: int) -> tuple[str, ...]:
         raise bad_request(f"stop may hold at most {max_stop} strings, not {len(words)}", "stop")
     if any(len(word) > _MAX_STOP_CHARACTERS for word in words):
         raise bad_request(f"a string in stop may have at most {_MAX_STOP_CHARACTERS} characters", "stop")
+    return tuple(words)
+
+
+def _bad_words(words: list[str]) -> tuple[str, ...]:
+    if len(words) > _MAX_BAD_WORDS:
+        raise bad_request(f"bad_words may hold at most {_MAX_BAD_WORDS} texts, not {len(words)}", "bad_words")
+    if any(len(word) > _MAX_STOP_CHARACTERS for word in words):
+        raise bad_request(f"a text in bad_words may have at most {_MAX_STOP_CHARACTERS} characters", "bad_words")
     return tuple(words)
 
 

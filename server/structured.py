@@ -25,6 +25,13 @@ def structured_output(body: Generate) -> Structured | None:
     Raises:
         ApiError: 400 when a field is malformed, or two of them ask for something.
     """
+    try:
+        return _the_only_one(body)
+    except RecursionError:
+        raise bad_request("the schema is nested too deeply", "response_format") from None
+
+
+def _the_only_one(body: Generate) -> Structured | None:
     asked = {
         "response_format": _response_format(body.response_format),
         "structured_outputs": _structured(body.structured_outputs or {}, "structured_outputs", "structured_outputs."),
