@@ -113,37 +113,42 @@ class Reader:
         has then been passed on.
         """
         while True:
-            rest = self._text[self._at :]
-            if (found := _first(rest, words)) is not None:
+            if (found := _first(self._text, words, self._at)) is not None:
                 start, word = found
                 self._pass(start, sink)
                 self.hold()
                 self._at += len(word)
                 return word
-            self._pass(len(rest) - _begun(rest, words), sink)
+            self._pass(len(self._text) - _begun(self._text, words, self._at), sink)
             if not (yield from self.more()):
-                self._pass(len(self._text) - self._at, sink)
+                self._pass(len(self._text), sink)
                 return ""
 
-    def _pass(self, count: int, sink: Sink) -> None:
-        if count:
-            sink(self._text[self._at : self._at + count])
-            self._at += count
+    def _pass(self, end: int, sink: Sink) -> None:
+        if end > self._at:
+            sink(self._text[self._at : end])
+            self._at = end
 
 
-def _first(text: str, words: Sequence[str]) -> tuple[int, str] | None:
-    """Where the word begins that is complete first, and which it is."""
-    ends = [(at + len(word), at, word) for word in words if (at := text.find(word)) >= 0]
+def _first(text: str, words: Sequence[str], start: int) -> tuple[int, str] | None:
+    """Where the word begins that is complete first from `start` on, and which it is."""
+    ends = [(at + len(word), at, word) for word in words if (at := text.find(word, start)) >= 0]
     if not ends:
         return None
     _, at, word = min(ends)
     return at, word
 
 
-def _begun(text: str, words: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins one of `words`."""
-    lengths = (n for word in words for n in range(min(len(word) - 1, len(text)), 0, -1) if text.endswith(word[:n]))
-    return max(lengths, default=0)
+def _begun(text: str, words: Sequence[str], start: int) -> int:
+    """Length of the longest end of `text`, from `start` on, that begins one of `words`."""
+    longest = 0
+    for word in words:
+        at = text.find(word[0], max(start, len(text) - len(word) + 1))
+        while at >= 0 and not word.startswith(text[at:]):
+            at = text.find(word[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(text) - at)
+    return longest
 
 
 __all__ = ["Reader", "Reading", "Sink"]

@@ -23,7 +23,9 @@ _REWRITTEN = (
     "kv_end",
     "model",
     "offer",
+    "reasoning_parser",
     "speculator",
+    "tool_parser",
 )
 """Modules of the kit whose assertions pytest explains, as it does those of test files."""
 

@@ -27,6 +27,8 @@ SUITES: Final[Mapping[str, str]] = {
     "cli_commands": "engine.testing.cli_command:CLICommandConformance",
     "server_routes": "engine.testing.server_route:ServerRouteConformance",
     "grammars": "engine.testing.grammar:GrammarConformance",
+    "reasoning_parsers": "engine.testing.reasoning_parser:ReasoningParserConformance",
+    "tool_parsers": "engine.testing.tool_parser:ToolParserConformance",
     "rate_limits": "engine.testing.rate_limit:RateLimitConformance",
 }
 """Hook of an extension point -> its suite. A new extension point adds a line."""
