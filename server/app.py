@@ -16,8 +16,9 @@ from starlette.routing import BaseRoute, Route
 import engine
 from engine.errors import ConfigError
 from engine.server.errors import ApiError
-from engine.server.messages_api.errors import AnthropicErrors
+from engine.server.messages_api.errors import AnthropicErrors, error_body, speaks_anthropic
 from engine.server.middleware import Exchanges, LimitBody, RequireKey
+from engine.server.responses import json_response
 from engine.server.routes import build_router
 from engine.server.state import ServerState
 
@@ -99,8 +100,14 @@ async def _hung_up(request: Request, error: Exception) -> Response:
 
 
 async def _server_error(request: Request, error: Exception) -> Response:
-    """A fault of ours. The framework logs it with its traceback; the client learns no internals."""
-    return ApiError(500, "the server failed on this request").response()
+    """A fault of ours. The framework logs it with its traceback; the client learns no internals.
+
+    Made above all middleware, so the shape of the errors is chosen here.
+    """
+    message = "the server failed on this request"
+    if speaks_anthropic(request.url.path):
+        return json_response(error_body(500, message), 500)
+    return ApiError(500, message).response()
 
 
 __all__ = ["create_app"]

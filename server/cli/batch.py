@@ -103,10 +103,10 @@ async def _own_engine(config: Path | None, overrides: tuple[str, ...]) -> AsyncG
     from engine.compose import resolve_source
     from engine.config.components import check
     from engine.config.load import load_config
-    from engine.model_tokenizer import load_tokenizer
     from engine.registry import Registry
     from engine.server.app import create_app
     from engine.server.metrics import Metrics
+    from engine.server.reading import load_texts
     from engine.server.state import ServerState
 
     loaded = load_config(config, ["logging.level=warning", *overrides])
@@ -118,7 +118,7 @@ async def _own_engine(config: Path | None, overrides: tuple[str, ...]) -> AsyncG
     try:
         model = section.model.name or files.name
         state = ServerState(client=client, config=section, model=model, metrics=Metrics(model))
-        state.tokenizer = load_tokenizer(section, registry, files.path)
+        state.tokenizer = load_texts(state, registry, files.path)
         await client.wait_ready()
         transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
         async with _client("http://engine", None, transport) as http:

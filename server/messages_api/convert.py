@@ -31,6 +31,7 @@ def chat_request(body: Conversation) -> ChatRequest:
     if isinstance(body, MessagesRequest):
         made.stop = body.stop_sequences
         made.chat_template_kwargs = body.chat_template_kwargs
+        _continue(made)
     output = body.output_config or {}
     if output.get("effort") is not None:
         made.reasoning_effort = output["effort"]
@@ -38,6 +39,13 @@ def chat_request(body: Conversation) -> ChatRequest:
     if (thinking := _thinking(body.thinking)) is not None:
         made.chat_template_kwargs = {"enable_thinking": thinking, **(made.chat_template_kwargs or {})}
     return made
+
+
+def _continue(made: ChatRequest) -> None:
+    """Words of the assistant at the end are the beginning of its answer."""
+    last = made.messages[-1]
+    if last["role"] == "assistant" and last["content"] is not None and "tool_calls" not in last:
+        made.continue_final_message = True
 
 
 def _messages(body: Conversation) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PREFIX = "/v1/messages"
+_ROOT: Final = "/v1/messages"
 
 _TYPES = {
     401: "authentication_error",
@@ -18,6 +18,11 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path is of the Messages API."""
+    return path == _ROOT or path.startswith(f"{_ROOT}/")
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
@@ -33,7 +38,7 @@ class AnthropicErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] == PREFIX or scope["path"].startswith(f"{PREFIX}/")):
+        if scope["type"] == "http" and speaks_anthropic(scope["path"]):
             send = _Rewriter(send).send
         await self._app(scope, receive, send)
 
@@ -64,4 +69,4 @@ class _Rewriter:
         await self._send({"type": "http.response.body", "body": body})
 
 
-__all__ = ["PREFIX", "AnthropicErrors", "error_body"]
+__all__ = ["AnthropicErrors", "error_body", "speaks_anthropic"]

@@ -21,7 +21,7 @@ def add_messages(router: APIRouter, state: ServerState) -> None:
 
     @router.post("/v1/messages")
     async def create(request: Request) -> Response:
-        body, ignored = parse(await request.body(), MessagesRequest)
+        body, ignored = parse(await request.body(), MessagesRequest, state.config.server.strict)
         reply = MessageReply(await chat.begin(state, chat_request(body)), state.model)
         stream = bool(body.stream)
         chunks = reply.stream() if stream else reply.whole()
@@ -29,7 +29,7 @@ def add_messages(router: APIRouter, state: ServerState) -> None:
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
-        body, ignored = parse(await request.body(), Conversation)
+        body, ignored = parse(await request.body(), Conversation, state.config.server.strict)
         ready, tokenizer = state.admit(body.model)
         asked = chat_request(body)
         tools = tool_use(asked.tools, asked.tool_choice)

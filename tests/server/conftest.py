@@ -13,6 +13,9 @@ import httpx
 import pytest
 
 from engine.config.load import load_config
+from engine.messages import Ready
+from engine.parsing.choice import choose_parsers
+from engine.registry import Registry
 from engine.server.app import create_app
 from engine.server.cli.serve import bind
 from engine.server.lifecycle import DrainingServer
@@ -117,6 +120,21 @@ def serving() -> Iterator[Callable[..., Live]]:
 def live(serving: Callable[..., Live]) -> Live:
     """A server whose core says `hello world`."""
     return serving()
+
+
+@pytest.fixture
+def saying(serving: Callable[..., Live]) -> Callable[..., Live]:
+    """Starts a server whose core says a text, with tool calls as Hermes writes them and thoughts in think tags."""
+
+    def start(text: str, size: int = 3, overrides: tuple[str, ...] = ()) -> Live:
+        script = say(list(text.encode()), eos=EOS, size=size)
+        live = serving(script, ("parsers.tools=hermes", "parsers.reasoning=think", *overrides))
+        live.core.ready = Ready(4096, 512, 16, 4, 8, {})  # room for tools, which are long in bytes
+        model = byte_tokenizer().model_text(None)
+        live.state.parsers = choose_parsers(live.state.config, Registry.discover(), model)
+        return live
+
+    return start
 
 
 @pytest.fixture
