@@ -231,11 +231,12 @@ class _Assembly:
 
     def _handover(self, connectors: Sequence[KVConnector], pool: KVPool, engine_id: str) -> Handover:
         links = []
-        for connector, section in zip(connectors, self.config.kv_connectors, strict=True):
+        sections, choices = self.config.kv_connectors, self.composition.connectors
+        for connector, section, choice in zip(connectors, sections, choices, strict=True):
             connector.start(pool, self.wake)
             links.append(
                 Link(
-                    name=section.use,
+                    name=choice.core.name,
                     connector=connector,
                     role=Role(section.role),
                     lease_seconds=section.lease_seconds,

@@ -51,3 +51,10 @@ def test_links_between_pages_lead_to_files() -> None:
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text())]
     assert links
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_script_of_faults_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "fault-injection.md").read_text(), re.DOTALL)
+    path = tmp_path / "engine.yaml"
+    path.write_text(example)
+    check(load_config(path), Registry.discover())
