@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.assemble import assemble
+from engine.bad_words import with_bad_words
 from engine.completion import Completion, Messages, Prompt, RequestFailed, Writing, encode, several
 from engine.compose import resolve_source
 from engine.config.load import load_config
@@ -127,7 +128,7 @@ class LLM:
         return encode(self.tokenizer, prompt, **{"template": self._template, **template})
 
     def _request(self, prompt: Prompt, params: SamplingParams | None, fields: dict[str, Any]) -> _Request:
-        chosen = params or SamplingParams()
+        chosen = with_bad_words(params or SamplingParams(), self.tokenizer)
         writing = Writing(self._encode(prompt, {}), self.tokenizer, chosen)
         return _Request(Add(f"llm-{next(self._ids)}", writing.completion.prompt_token_ids, chosen, **fields), writing)
 

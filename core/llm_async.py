@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from engine.bad_words import with_bad_words
 from engine.client import EngineClient
 from engine.completion import Completion, Messages, Prompt, Writing, encode
 from engine.compose import resolve_source
@@ -137,7 +138,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[Delta]:
         prompt = writing.completion.prompt_token_ids
         name = f"llm-{next(self._ids)}"
-        outputs = self.client.generate(prompt, params or SamplingParams(), request_id=name, **fields)
+        chosen = with_bad_words(params or SamplingParams(), self.tokenizer)
+        outputs = self.client.generate(prompt, chosen, request_id=name, **fields)
         async with aclosing(outputs):
             async for output in outputs:
                 yield writing.take(output)

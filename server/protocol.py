@@ -114,8 +114,11 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def parse(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
+def parse(raw: bytes, kind: type[Body], strict: bool = False) -> tuple[Body, list[str]]:
     """Decode a request body; returns it with the names of the fields that were not understood.
+
+    Args:
+        strict: refuse the body if there are such fields.
 
     Raises:
         ApiError: 400; the sentence names the field and what it should be.
@@ -132,7 +135,11 @@ def parse(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
     known = kind.__struct_fields__
-    return body, [name for name in data if name not in known]
+    unknown = [name for name in data if name not in known]
+    if unknown and strict:
+        names = ", ".join(repr(name[:64]) for name in unknown[:8])
+        raise bad_request(f"this server knows no field {names}; leave it out (server.strict is on)", unknown[0][:64])
+    return body, unknown
 
 
 __all__ = [

@@ -39,13 +39,13 @@ def build_router(state: ServerState) -> APIRouter:
 def _add_generation(router: APIRouter, state: ServerState) -> None:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body, ignored = parse(await request.body(), ChatRequest)
+        body, ignored = parse(await request.body(), ChatRequest, state.config.server.strict)
         chunks = await chat.answer(state, body)
         return Answer(state, chunks, stream=bool(body.stream), headers=ignored_header(ignored))
 
     @router.post("/v1/completions")
     async def text_completions(request: Request) -> Response:
-        body, ignored = parse(await request.body(), CompletionRequest)
+        body, ignored = parse(await request.body(), CompletionRequest, state.config.server.strict)
         chunks = await completions.answer(state, body)
         return Answer(state, chunks, stream=bool(body.stream), headers=ignored_header(ignored))
 
@@ -79,7 +79,7 @@ def _add_models(router: APIRouter, state: ServerState) -> None:
 def _add_tokens(router: APIRouter, state: ServerState) -> None:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body, ignored = parse(await request.body(), TokenizeRequest)
+        body, ignored = parse(await request.body(), TokenizeRequest, state.config.server.strict)
         ready, tokenizer = state.admit(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("send either prompt or messages", "prompt")
@@ -98,7 +98,7 @@ def _add_tokens(router: APIRouter, state: ServerState) -> None:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body, ignored = parse(await request.body(), DetokenizeRequest)
+        body, ignored = parse(await request.body(), DetokenizeRequest, state.config.server.strict)
         _, tokenizer = state.admit(body.model)
         for token in body.tokens:
             if not 0 <= token < tokenizer.vocab_size:

@@ -237,6 +237,9 @@ class ServerSection(Section):
     response_memory: Bytes = Field(
         default=64 * 2**20, description="Bytes of answers of /v1/responses kept in memory; the oldest make room."
     )
+    strict: bool = Field(
+        default=False, description="Refuse requests with unknown fields, instead of naming those in a header."
+    )
     routes: list[str] = Field(default_factory=list, description="Routes of plugins to mount.")
 
 

@@ -27,7 +27,7 @@ def add_responses(router: APIRouter, state: ServerState) -> None:
 
     @router.post("/v1/responses")
     async def create(request: Request) -> Response:
-        body, ignored = parse(await request.body(), ResponsesRequest)
+        body, ignored = parse(await request.body(), ResponsesRequest, state.config.server.strict)
         reply = await _prepare(state, store, body)
         if body.background:
             reply.keep()
