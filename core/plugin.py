@@ -26,7 +26,7 @@ class Options(BaseModel):
 class Inner(Options):
     """The component that another one of the same extension point wraps, named like any other."""
 
-    use: str = Field("auto", description="Name of an installed component of the same kind, or auto.")
+    use: str = Field(default="auto", description="Name of an installed component of the same kind, or auto.")
     options: dict[str, Any] = Field(default_factory=dict, description="The component's own section.")
 
 
@@ -37,7 +37,7 @@ def _named(value: Any) -> Any:
 class WrapperOptions(Options):
     """Base of the options of a component that wraps another (`Offer.wraps`)."""
 
-    inner: Annotated[Inner, BeforeValidator(_named)] = Field(Inner(), description="The component that is wrapped.")
+    inner: Annotated[Inner, BeforeValidator(_named)] = Field(default=Inner(), description="The component that is wrapped.")
 
 
 def runs_anywhere(device: DeviceProfile) -> str | None:
