@@ -15,6 +15,7 @@ from engine.messages import FinishReason, Output
 from engine.testing.client import Call, say
 from engine.testing.tokenizer import EOS
 
+EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 HI = [{"role": "user", "content": "hi"}]
 WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}}
 THOUGHT_AND_CALLS = (
@@ -46,7 +47,7 @@ def streamed(live: Any, **fields: Any) -> list[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         if event["type"] not in ("ping", "error"):
-            TypeAdapter(RawMessageStreamEvent).validate_python(event)
+            EVENT.validate_python(event)
         events.append(event)
     return events
 

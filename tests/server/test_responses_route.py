@@ -16,6 +16,7 @@ from engine.messages import FinishReason, Output
 from engine.structured import Structured
 from engine.testing.client import Call
 
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 THOUGHT_AND_CALLS = (
     "<think>hm, rain?</think>I look. "
@@ -46,7 +47,7 @@ def streamed(live: Any, **fields: Any) -> list[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         assert event["sequence_number"] == number
-        TypeAdapter(ResponseStreamEvent).validate_python(event)
+        EVENT.validate_python(event)
         events.append(event)
     return events
 
