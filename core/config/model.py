@@ -76,6 +76,7 @@ class DeviceSection(Section):
         default="auto", description="auto takes a CUDA device when there is one."
     )
     threads: int | None = Field(default=None, gt=0, description="CPU threads; the physical cores if unset.")
+    cuda_graphs: bool = Field(default=True, description="On CUDA, run decodes as captured graphs where parts allow it.")
 
 
 class KVCacheSection(Component):
@@ -159,6 +160,12 @@ class PluginsSection(Section):
         default=None, description="Entry-point names that may load; all installed ones if unset."
     )
     deny: list[str] = Field(default_factory=list, description="Entry-point names that may not load.")
+    build_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds that building one component may take; the model and the executor, which read the weights, "
+        "may take longer.",
+    )
 
 
 class KeySection(Section):
@@ -171,7 +178,7 @@ class KeySection(Section):
         default=None, description="What logs and /requests call it; made from a digest of the key if unset."
     )
     scopes: list[Literal["infer", "metrics", "admin"]] = Field(
-        default_factory=lambda: ["infer", "metrics"],
+        default=["infer", "metrics"],
         description="What it opens: the model, /metrics and /load, or /engine/….",
     )
     cache_group: str | None = Field(
