@@ -18,7 +18,7 @@ from engine.plugin import Offer, Options
 from engine.registry import Registry
 from engine.selection import Choice, Selector
 from engine.specs.model import ANY_ARCHITECTURE, ModelProfile
-from engine.specs.model_source import ModelFiles, Progress
+from engine.specs.model_source import ModelFiles, ModelSource, Progress
 
 _BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
 _BFLOAT16_CUDA = (8, 0)
@@ -49,11 +49,12 @@ def resolve_source(
             f"a folder or file is path:{source.strip(':')}"
         )
     try:
-        offer = registry.get("model_sources", scheme).offer
+        owned = registry.get("model_sources", scheme)
     except PluginError as error:
         raise CompositionError(f"{start}model.source is {source!r}: {error}") from None
+    found: ModelSource = owned.build(owned.offer.options())
     try:
-        files: ModelFiles = offer.build(offer.options()).resolve(rest, progress)
+        files = found.resolve(rest, progress)
     except (OSError, ValueError) as error:
         raise ResourceError(f"{start}model.source is {source!r}: {error}") from error
     return files
@@ -95,7 +96,8 @@ def compose(
         ResourceError: the model's files are absent or malformed.
     """
     known = origins or Origins()
-    selector = Selector(registry=registry, device=device, origins=known)
+    build_seconds = config.plugins.build_seconds
+    selector = Selector(registry=registry, device=device, origins=known, build_seconds=build_seconds)
     parts = {component.key: component for component in named(config)}
     for component in parts.values():
         refuse_orphans(component, known)

@@ -29,11 +29,11 @@ def load_tokenizer(config: EngineConfig, registry: Registry, path: Path) -> Toke
 def _loader(config: EngineConfig, registry: Registry, path: Path) -> WeightLoader:
     chosen = config.model.loader
     if chosen.use != "auto":
-        offer = registry.get("weight_loaders", chosen.use).offer
-        named: WeightLoader = offer.build(offer.options.model_validate(chosen.options))
+        found = registry.get("weight_loaders", chosen.use)
+        named: WeightLoader = found.build(found.offer.options.model_validate(chosen.options))
         return named
     for owned in sorted(registry.offers("weight_loaders"), key=lambda owned: -owned.offer.rank):
-        loader: WeightLoader = owned.offer.build(owned.offer.options())
+        loader: WeightLoader = owned.build(owned.offer.options())
         if loader.recognizes(path):
             return loader
     raise ResourceError(f"no installed weight loader recognizes {path}; see `engine plugins list`")

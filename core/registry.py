@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+from engine.building import Source, built
 from engine.discovery import Entry, State, discover, nearest
 from engine.errors import PluginError
 from engine.hooks import HOOK_API
 from engine.loading import IMPORT_SECONDS, Loader
-from engine.plugin import Offer
+from engine.plugin import Offer, Options
 from engine.specs import POINTS
 
 T = TypeVar("T")
@@ -28,6 +29,12 @@ class Owned(Generic[T]):
 
     offer: Offer[T]
     entry: Entry
+    point: str  # the extension point's hook
+
+    def build(self, options: Options, **context: Any) -> T:
+        """Make the component; raises as `engine.building.built` does."""
+        source = Source(self.point, self.offer.name, self.entry.owner, self.entry.name)
+        return built(source, lambda: self.offer.build(options, **context))
 
 
 class UnknownComponent(PluginError):
@@ -101,7 +108,7 @@ class Registry:
             if entry.state is State.FOUND:
                 entry, found = loader.load(entry)
                 for point, offer in found:
-                    _add(offers[point], noun(point), Owned(offer, entry))
+                    _add(offers[point], noun(point), Owned(offer, entry, point))
             entries.append(entry)
         return tuple(entries), {point: dict(sorted(named.items())) for point, named in offers.items()}
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from engine.building import BUILD_SECONDS, Source, built
 from engine.capabilities import Needs, unmet
 from engine.config.components import Named, located, validated_options, wrapped
 from engine.config.origins import Key, Origins, dotted
@@ -56,8 +57,10 @@ class Choice(Generic[T]):
     offer: Offer[T]
     options: Options
     distribution: str  # name and version of its owner
+    plugin: str  # its entry point
     why: str
     refused: tuple[Refusal, ...] = ()
+    build_seconds: float = BUILD_SECONDS  # that `build` may take
     inner: Choice[T] | None = None  # what it wraps
 
     @property
@@ -71,9 +74,13 @@ class Choice(Generic[T]):
         return self.offer if self.inner is None else self.inner.core
 
     def build(self, **context: Any) -> T:
-        """Make the component, the inner one first; `context` is what its extension point documents."""
+        """Make the component, the inner one first; `context` is what its extension point documents.
+
+        Raises as `engine.building.built` does.
+        """
         within = {} if self.inner is None else {"inner": self.inner.build(**context)}
-        return self.offer.build(self.options, **context, **within)
+        source = Source(self.point, self.name, self.distribution, self.plugin)
+        return built(source, lambda: self.offer.build(self.options, **context, **within), self.build_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,7 @@ class Selector:
     origins: Origins
     environ: Mapping[str, str] | None = None
     parts: dict[Key, Placed] = field(default_factory=dict)
+    build_seconds: float = BUILD_SECONDS  # that building what was chosen may take
 
     def settle(self, components: Iterable[Named]) -> None:
         """Note which components the configuration names; one that isn't installed is told when its turn comes."""
@@ -139,7 +147,7 @@ class Selector:
         why = "the default" if component.by_default else "named in the configuration"
         others = [o for o in self.registry.offers(component.point) if o is not owned]
         refused = [self._passed_over(component, other, needs, judge, f"{offer.name} is {why}") for other in others]
-        return _choice(owned, options, component, why, refused)
+        return self._choice(owned, options, component, why, refused)
 
     def _passed_over(self, component: Named, owned: Owned[Any], needs: Needs, judge: Judge, because: str) -> Refusal:
         """What would have come of a candidate that the configuration did not ask for."""
@@ -167,7 +175,7 @@ class Selector:
         best, *others = fitting
         refused += [_refusal(o, [f"fits too, but {best.offer.name} goes first"], fits=True) for o in others]
         why = "the only one that fits" if not others else f"the first of {len(fitting)} that fit"
-        return _choice(best, best.offer.options(), component, why, refused)
+        return self._choice(best, best.offer.options(), component, why, refused)
 
     def _reasons(self, component: Named, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
         """Every reason against an offer. The judge, who may open files, is asked when nothing else is in the way.
@@ -183,6 +191,20 @@ class Selector:
             return reasons or list(judge(offer, options))
         except Exception as error:  # a stranger's code: whatever it raises is its reason not to be taken
             return [_failure(error)]
+
+    def _choice(
+        self, owned: Owned[Any], options: Options, component: Named, why: str, refused: Sequence[Refusal]
+    ) -> Choice[Any]:
+        return Choice(
+            point=component.point,
+            offer=owned.offer,
+            options=options,
+            distribution=owned.entry.owner,
+            plugin=owned.entry.name,
+            why=why,
+            refused=tuple(refused),
+            build_seconds=self.build_seconds,
+        )
 
     def _nothing_fits(self, component: Named, refused: Sequence[Refusal]) -> str:
         what = noun(component.point)
@@ -213,19 +235,6 @@ def _refusal(owned: Owned[Any], reasons: Sequence[str], *, fits: bool = False) -
 def _no_defaults(offer: Offer[Any]) -> list[str]:
     required = [name for name, field in offer.options.model_fields.items() if field.is_required()]
     return [f"needs options that have no default: {', '.join(required)}"] if required else []
-
-
-def _choice(
-    owned: Owned[Any], options: Options, component: Named, why: str, refused: Sequence[Refusal] = ()
-) -> Choice[Any]:
-    return Choice(
-        point=component.point,
-        offer=owned.offer,
-        options=options,
-        distribution=owned.entry.owner,
-        why=why,
-        refused=tuple(refused),
-    )
 
 
 __all__ = ["Choice", "Judge", "Preference", "Refusal", "Selector", "objections"]

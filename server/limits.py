@@ -29,13 +29,13 @@ def build_limiter(config: EngineConfig, registry: Registry) -> RateLimiter | Non
         return None
     section = config.server.rate_limit
     if section.use != "auto":
-        offer = registry.get("rate_limits", section.use).offer
+        owned = registry.get("rate_limits", section.use)
     else:
         offers = sorted(registry.offers("rate_limits"), key=lambda owned: -owned.offer.rank)
         if not offers:
             raise PluginError("a key of server.api_keys has a rate limit, but no rate limiter is installed")
-        offer = offers[0].offer
-    limiter: RateLimiter = offer.build(offer.options.model_validate(section.options))
+        owned = offers[0]
+    limiter: RateLimiter = owned.build(owned.offer.options.model_validate(section.options))
     return limiter
 
 

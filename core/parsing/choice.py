@@ -55,10 +55,10 @@ def choose_parsers(
         elif component.chosen:
             known = origins or Origins()
             offer = located(registry, component, known)
-            made[kind] = offer.build(validated_options(offer, component.options, known, component.key))
-            owner = registry.get(component.point, component.use).entry.owner
+            owned = registry.get(component.point, component.use)
+            made[kind] = owned.build(validated_options(offer, component.options, known, component.key))
             why = "named in the configuration"
-            picked.append(Picked(part=f"parsers.{kind}", name=offer.name, why=why, distribution=owner))
+            picked.append(Picked(part=f"parsers.{kind}", name=offer.name, why=why, distribution=owned.entry.owner))
         else:
             found, made[kind] = _recognized(f"parsers.{kind}", registry.offers(component.point), model)
             picked.append(found)
@@ -78,7 +78,7 @@ def _recognized(part: str, offers: tuple[Owned[Any], ...], model: ModelText) -> 
             found = Picked(
                 part=part, name=owned.offer.name, why=why, distribution=owned.entry.owner, refused=tuple(passed)
             )
-            return found, owned.offer.build(owned.offer.options())
+            return found, owned.build(owned.offer.options())
         passed.append(owned.offer.name)
     why = "the chat template and the tokens of the model show no format that an installed parser knows"
     return Picked(part=part, name="none", why=why, refused=tuple(passed)), None

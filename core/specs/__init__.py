@@ -44,7 +44,8 @@ POINTS = (
     server_route,
     rate_limit,
 )
-"""Every spec module. Each has `API` (the number of its contract) and `HOOK` (the hook's name); one whose offers must be
-of a subclass of `Offer` names it in `OFFER`."""
+"""Every spec module. Each has `API` (the number of its contract), `HOOK` (the hook's name) and `BUILDS` (the class of
+what an offer builds, where the core knows it); one whose offers must be of a subclass of `Offer` names it in `OFFER`.
+"""
 
 __all__ = ["POINTS", *(m.__name__.rsplit(".", 1)[-1] for m in POINTS)]

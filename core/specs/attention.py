@@ -109,6 +109,9 @@ class AttentionBackend(ABC):
         """
 
 
+BUILDS: Final = AttentionBackend
+
+
 @hookspec
 def attention_backends() -> Iterable[Offer[AttentionBackend]]:  # type: ignore[empty-body]
     """Offer attention backends. Must not import torch."""

@@ -45,6 +45,9 @@ class Executor(ABC):
         """Wait for what was launched and release threads, processes and memory."""
 
 
+BUILDS: Final = Executor
+
+
 @hookspec
 def executors() -> Iterable[Offer[Executor]]:  # type: ignore[empty-body]
     """Offer executors. Must not import torch."""

@@ -94,6 +94,9 @@ class GrammarBackend(ABC):
         """
 
 
+BUILDS: Final = GrammarBackend
+
+
 @hookspec
 def grammars() -> Iterable[Offer[GrammarBackend]]:  # type: ignore[empty-body]
     """Offer grammar components. Must not import torch."""

@@ -116,6 +116,9 @@ class KVCache(ABC):
         """
 
 
+BUILDS: Final = KVCache
+
+
 @hookspec
 def kv_caches() -> Iterable[Offer[KVCache]]:  # type: ignore[empty-body]
     """Offer KV caches. Must not import torch."""

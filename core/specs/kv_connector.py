@@ -113,6 +113,9 @@ class KVConnector(ABC):
         """Release every thread, socket, file and mapping."""
 
 
+BUILDS: Final = KVConnector
+
+
 @hookspec
 def kv_connectors() -> Iterable[Offer[KVConnector]]:  # type: ignore[empty-body]
     """Offer KV connectors. Must not import torch."""

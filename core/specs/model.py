@@ -108,6 +108,9 @@ class ModelOffer(Offer[Model]):
 OFFER: Final = ModelOffer
 
 
+BUILDS: Final = Model
+
+
 @hookspec
 def models() -> Iterable[ModelOffer]:  # type: ignore[empty-body]
     """Offer model implementations. Must not import torch."""

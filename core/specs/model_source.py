@@ -48,6 +48,9 @@ class ModelSource(ABC):
         """
 
 
+BUILDS: Final = ModelSource
+
+
 @hookspec
 def model_sources() -> Iterable[Offer[ModelSource]]:  # type: ignore[empty-body]
     """Offer model sources; the offer's name is the scheme. Must not import torch."""

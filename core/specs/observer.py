@@ -61,6 +61,9 @@ class Observer(ABC):
         """The engine stops."""
 
 
+BUILDS: Final = Observer
+
+
 @hookspec
 def observers() -> Iterable[Offer[Observer]]:  # type: ignore[empty-body]
     """Offer lifecycle observers. Must not import torch."""

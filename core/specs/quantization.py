@@ -78,6 +78,9 @@ class QuantizationOffer(Offer[Quantization]):
     copies_tied_head: bool = False  # an output layer that is tied to the embedding is kept a second time
 
 
+BUILDS: Final = Quantization
+
+
 @hookspec
 def quantizations() -> Iterable[Offer[Quantization]]:  # type: ignore[empty-body]
     """Offer quantizations. Must not import torch."""

@@ -72,6 +72,9 @@ class RateLimiter(ABC):
         """Charge tokens that a request was let through for and that were not known when it began: its output."""
 
 
+BUILDS: Final = RateLimiter
+
+
 @hookspec
 def rate_limits() -> Iterable[Offer[RateLimiter]]:  # type: ignore[empty-body]
     """Offer rate limiters. Must not import torch."""

@@ -96,6 +96,9 @@ class ReasoningParserOffer(Offer[ReasoningFormat]):
 OFFER: Final = ReasoningParserOffer
 
 
+BUILDS: Final = ReasoningFormat
+
+
 @hookspec
 def reasoning_parsers() -> Iterable[ReasoningParserOffer]:  # type: ignore[empty-body]
     """Offer reasoning parsers. Must not import torch."""

@@ -46,6 +46,9 @@ class SchedulingPolicy(ABC):
         """The running request to preempt so that `beneficiary` can go on; `beneficiary` itself if none should yield."""
 
 
+BUILDS: Final = SchedulingPolicy
+
+
 @hookspec
 def scheduling_policies() -> Iterable[Offer[SchedulingPolicy]]:  # type: ignore[empty-body]
     """Offer scheduling policies. Must not import torch."""

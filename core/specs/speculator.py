@@ -84,6 +84,9 @@ class Speculator(ABC):
         """The request is gone (finished, aborted or preempted): drop what is kept for it."""
 
 
+BUILDS: Final = Speculator
+
+
 @hookspec
 def speculators() -> Iterable[Offer[Speculator]]:  # type: ignore[empty-body]
     """Offer speculators. Must not import torch."""

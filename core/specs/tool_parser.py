@@ -90,6 +90,11 @@ class ToolParser(ABC):
     def finish(self) -> list[ToolEvent]:
         """The text has ended: the rest. Nothing may be fed after this."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the answer has said enough, so that generating more of it is a waste; False unless overridden."""
+        return False
+
 
 class ToolFormat(ABC):
     """One text format."""
@@ -117,6 +122,9 @@ class ToolParserOffer(Offer[ToolFormat]):
 
 
 OFFER: Final = ToolParserOffer
+
+
+BUILDS: Final = ToolFormat
 
 
 @hookspec

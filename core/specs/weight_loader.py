@@ -105,6 +105,9 @@ class WeightLoader(ABC):
         """Open the weights; raises as `config` does."""
 
 
+BUILDS: Final = WeightLoader
+
+
 @hookspec
 def weight_loaders() -> Iterable[Offer[WeightLoader]]:  # type: ignore[empty-body]
     """Offer weight loaders. Must not import torch."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from engine import __version__
 from engine.errors import EngineError
 from engine.server.cli.lazy import Lazy, LazyGroup, lazy
+
+if TYPE_CHECKING:
+    from engine.registry import Owned
 
 _OWN = {
     "serve": lazy("engine.server.cli.serve:command", "Serve a model over an OpenAI-compatible HTTP API."),
@@ -60,12 +63,12 @@ def _plugin_commands() -> Mapping[str, Lazy]:
         if owned.offer.name in _OWN:
             click.echo(f"engine: the command {owned.offer.name!r} of {owned.entry.owner} has a built-in name", err=True)
         else:
-            found[owned.offer.name] = Lazy(owned.offer.summary, partial(_build, owned.offer))
+            found[owned.offer.name] = Lazy(owned.offer.summary, partial(_build, owned))
     return found
 
 
-def _build(offer: Any) -> click.Command:
-    command: click.Command = offer.build(offer.options())
+def _build(owned: Owned[Any]) -> click.Command:
+    command: click.Command = owned.build(owned.offer.options())
     return command
 
 

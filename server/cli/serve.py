@@ -109,8 +109,8 @@ async def _serve_with(
     )
     routers = []
     for name in config.server.routes:
-        offer = registry.get("server_routes", name).offer
-        routers.append((name, offer.build(offer.options(), state=state)))
+        owned = registry.get("server_routes", name)
+        routers.append((name, owned.build(owned.offer.options(), state=state)))
     app = create_app(state, routers)
     click.echo(f"engine: {shown(sock, tls=config.server.tls.cert is not None)}")
     await serve(state, app, sock, partial(load_texts, state, registry, files.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,14 @@ from engine.compose import compose
 from engine.composition import Composition
 from engine.config.load import load_config
 from engine.device import DeviceProfile
-from engine.errors import CompositionError, ConfigError, EngineError, ResourceError
+from engine.errors import CompositionError, ConfigError, EngineError, PluginError, ResourceError
 from engine.hooks import hookimpl
 from engine.plugin import Capabilities, Flag, KVKind, Mask, Needs, Offer, Options
 from engine.registry import Registry
 from engine.specs.model import ANY_ARCHITECTURE, Model, ModelOffer, ModelProfile
+from engine.specs.observer import Observer, RequestEvent
+from engine.specs.weight_loader import WeightLoader, WeightSource
+from engine.tokenizer import Tokenizer
 
 CPU = DeviceProfile(kind="cpu", name="a CPU", memory_bytes=2**34, cores=2)
 FAST_CPU = replace(CPU, cpu_features=frozenset({"avx512_bf16"}))
@@ -45,7 +49,7 @@ PROFILE = ModelProfile(
 )
 
 
-class Loader:
+class Loader(WeightLoader):
     """Recognizes files with its suffix; the file is the config."""
 
     def __init__(self, suffix: str) -> None:
@@ -57,6 +61,22 @@ class Loader:
     def config(self, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
+
+    def tokenizer(self, path: Path) -> Tokenizer:
+        raise AssertionError("composing needs no tokenizer")
+
+    def open(self, path: Path, config: dict[str, Any]) -> WeightSource:
+        raise AssertionError("composing reads no weight")
+
+
+class Echo(Observer):
+    """Remembers what it was built with."""
+
+    def __init__(self, options: Options, context: Mapping[str, Any]) -> None:
+        self.built = options, dict(context)
+
+    def receive(self, events: Sequence[RequestEvent]) -> None:
+        raise AssertionError("nothing happens while composing")
 
 
 def part(name: str, built: object = None, **more: Any) -> Offer[Any]:
@@ -295,9 +315,71 @@ def test_auto_passes_over_a_component_with_required_options(files: Path) -> None
 
 
 def test_build_hands_over_options_and_context(files: Path) -> None:
-    echo = Offer(name="radix", summary="", build=lambda options, **context: (options, context))
-    choice = composed(registry(kv_caches=[echo]), files).choices["kv_cache"]
-    assert choice.build(num_pages=3) == (Options(), {"num_pages": 3})
+    echo = Offer(name="echo", summary="", build=lambda options, **context: Echo(options, context))
+    (choice,) = composed(registry(observers=[echo]), files, "observers=[echo]").observers
+    assert choice.build(loud=3).built == (Options(), {"loud": 3})
+
+
+def bad(files: Path, build: Any, *overrides: str) -> str:
+    """What is said of a component that is composed and then can't be built."""
+    with pytest.raises(PluginError) as caught:
+        built_observer(files, build, *overrides)
+    said = str(caught.value)
+    assert said.startswith("'odd' of observers, offered by acme 0 (entry point observers), ")
+    assert said.endswith("; name another component in the configuration, or upgrade that package")
+    return said
+
+
+def built_observer(files: Path, build: Any, *overrides: str) -> object:
+    odd = Offer(name="odd", summary="", build=build)
+    (choice,) = composed(registry(observers=[odd]), files, "observers=[odd]", *overrides).observers
+    return choice.build()
+
+
+def test_a_build_that_raises_is_blamed_by_name(files: Path) -> None:
+    def build(options: Options) -> Observer:
+        raise RuntimeError("no such port")
+
+    assert "can't be built: RuntimeError: no such port; " in bad(files, build)
+
+
+def test_a_build_that_names_the_remedy_itself_is_believed(files: Path) -> None:
+    def build(options: Options) -> Observer:
+        raise ResourceError("the disk is full; delete something")
+
+    with pytest.raises(ResourceError, match="the disk is full; delete something"):
+        built_observer(files, build)
+
+
+def test_a_build_that_hangs_is_given_up(files: Path) -> None:
+    over = threading.Event()
+    said = bad(files, lambda options: over.wait(), "plugins.build_seconds=0.05")
+    over.set()
+    assert "did not come back within 0.05 s from build (plugins.build_seconds)" in said
+
+
+def test_a_build_of_another_type_is_refused(files: Path) -> None:
+    assert "builds a list, expected a subclass of Observer" in bad(files, lambda options: [])
+
+
+def test_what_reads_weights_may_take_its_time_on_its_own_thread_and_blame_the_file(files: Path) -> None:
+    seen: list[int] = []
+
+    def build(options: Options, **context: Any) -> Model:
+        seen.append(threading.get_ident())
+        raise ValueError("tensor lm_head.weight is truncated")
+
+    plugins = registry(models=[replace(model("toy", "ToyForCausalLM"), build=build)])
+    choice = composed(plugins, files, "plugins.build_seconds=0.05").choices["model"]
+    with pytest.raises(ValueError, match="truncated"):
+        choice.build()
+    assert seen == [threading.get_ident()]
+    with pytest.raises(PluginError, match=r"can't be built: RuntimeError: out of memory"):
+        replace(choice, offer=replace(choice.offer, build=lambda options: exhausted())).build()
+
+
+def exhausted() -> Model:
+    raise RuntimeError("out of memory")
 
 
 # the model

@@ -15,10 +15,10 @@ from engine.errors import CompositionError, EngineError, ResourceError
 from engine.hooks import hookimpl
 from engine.plugin import Offer
 from engine.registry import Registry
-from engine.specs.model_source import ModelFiles, Progress
+from engine.specs.model_source import ModelFiles, ModelSource, Progress
 
 
-class Shelf:
+class Shelf(ModelSource):
     """Finds what lies on it."""
 
     def resolve(self, rest: str, progress: Progress) -> ModelFiles:

@@ -18,6 +18,7 @@ from engine.errors import CompositionError, ConfigError
 from engine.hooks import hookimpl
 from engine.plugin import Capabilities, KVKind, Mask, Offer, Options, WrapperOptions
 from engine.registry import Registry
+from engine.specs.attention import AttentionBackend, KVLayout
 
 CPU = DeviceProfile(kind="cpu", name="a CPU", memory_bytes=2**34, cores=2)
 
@@ -34,12 +35,28 @@ class Plain(Options):
     depth: int = 1
 
 
-def around(options: Loud, *, inner: object, **context: object) -> tuple[object, ...]:
-    return ("loud", options.volume, inner)
+class Built(AttentionBackend):
+    """Remembers how it was made; nobody attends here."""
+
+    def __init__(self, *words: object) -> None:
+        self.words = words
+
+    def kv_layout(self) -> KVLayout:
+        raise AssertionError
+
+    def plan(self, batch: object) -> None:
+        raise AssertionError
+
+    def forward(self, *arguments: object) -> Any:
+        raise AssertionError
 
 
-def plain(options: Plain, **context: object) -> tuple[object, ...]:
-    return ("plain", options.depth, *sorted(context))
+def around(options: Loud, *, inner: Built, **context: object) -> Built:
+    return Built("loud", options.volume, inner.words)
+
+
+def plain(options: Plain, **context: object) -> Built:
+    return Built("plain", options.depth, *sorted(context))
 
 
 ABLE = Capabilities(kv_kinds=frozenset({KVKind.GQA}), masks=frozenset({Mask.CAUSAL}))
@@ -85,13 +102,13 @@ def test_a_wrapper_stands_around_the_best_that_fits(model: Path) -> None:
     assert choice.inner is not None
     assert (choice.name, choice.inner.name, choice.core.name) == ("loud", "plain", "plain")
     assert [part for part, _ in composition.parts()][2:5] == ["attention", "attention.inner", "kv_cache"]
-    assert choice.build(page=3) == ("loud", 1, ("plain", 1, "page"))
+    assert choice.build(page=3).words == ("loud", 1, ("plain", 1, "page"))
 
 
 def test_what_is_wrapped_can_be_named_and_wrap_again(model: Path) -> None:
     inner = "{use: loud, options: {volume: 3, inner: {use: plain, options: {depth: 4}}}}"
     choice = composed(model, "attention=loud", f"attention.options.inner={inner}").choices["attention"]
-    assert choice.build() == ("loud", 1, ("loud", 3, ("plain", 4)))
+    assert choice.build().words == ("loud", 1, ("loud", 3, ("plain", 4)))
 
 
 def test_what_is_wrapped_must_fit(model: Path) -> None:

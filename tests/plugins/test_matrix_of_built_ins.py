@@ -25,6 +25,8 @@ from engine.matrix import Table, fit, placed, tables
 from engine.plugin import Options
 from engine.registry import Registry
 from engine.specs.model import ModelOffer, ModelProfile
+from engine.specs.weight_loader import WeightLoader, WeightSource
+from engine.tokenizer import Tokenizer
 
 TOY = "ToyForCausalLM"
 LLAMA = {
@@ -65,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 """A config of each model; a model of a new kind needs one here."""
 
 
-class Json:
+class Json(WeightLoader):
     """Stands for every weight loader: the file is the config."""
 
     def recognizes(self, path: Path) -> bool:
@@ -74,6 +76,12 @@ class Json:
     def config(self, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
+
+    def tokenizer(self, path: Path) -> Tokenizer:
+        raise AssertionError("composing needs no tokenizer")
+
+    def open(self, path: Path, config: dict[str, Any]) -> WeightSource:
+        raise AssertionError("composing reads no weight")
 
 
 def toy_profile(config: Mapping[str, Any]) -> ModelProfile:
