@@ -178,4 +178,4 @@ def top_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
     return [TokenLogprobs([t, *b[:n]], [c, *v[:n]], rank) for t, c, rank, b, v, n in columns]
 
 
-__all__ = ["Row", "distribution", "draw", "reshape", "sample", "top_logprobs"]
+__all__ = ["Row", "distribution", "draw", "endings", "forbid", "reshape", "sample", "top_logprobs"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.randomness import Stream, uniform
-from engine.sampler import Row, distribution, draw, reshape, sample, top_logprobs
+from engine.sampler import Row, distribution, draw, endings, forbid, reshape, sample, top_logprobs
 from engine.sampling_params import SamplingParams
 
 
@@ -174,3 +174,35 @@ def test_logprobs_are_of_the_raw_logits_with_the_chosen_first() -> None:
 def test_bad_parameters_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field}"):
         SamplingParams(**{field: value})
+
+
+def test_a_mask_leaves_its_tokens_and_bans_yield_to_it() -> None:
+    mask = torch.tensor([0b1010], dtype=torch.int32)  # ids 1 and 3
+
+    def greedy(logits: list[float], **params: Any) -> int:
+        banned = params.pop("banned", ())
+        made = Row(SamplingParams(temperature=0.0, **params), 0, 3, np.array([7, 8, 9]), 1, banned, mask)
+        return sample(torch.tensor([logits]), [made])[0]
+
+    assert greedy([9.0, 1.0, 8.0, 2.0, 7.0]) == 3
+    assert greedy([9.0, 1.0, 8.0, 2.0, 7.0] + [10.0] * 60) == 3  # beyond the mask nothing is allowed
+    assert greedy([9.0, 1.0, 8.0, 2.0, 7.0], banned=(3,)) == 1
+    assert greedy([9.0, 1.0, 8.0, 2.0, 7.0], banned=(1, 3)) == 3
+    assert greedy([9.0, 1.0, 8.0, 2.0, 7.0], bad_word_ids=((3,),)) == 1
+    assert greedy([9.0, 1.0, 8.0, 2.0, 7.0], logit_bias={0: 100.0}) == 3
+
+
+def test_the_highest_bit_of_a_mask_counts() -> None:
+    logits = torch.zeros(40)
+    forbid(logits, torch.tensor([-(2**31), 0b10], dtype=torch.int32))
+    assert torch.isfinite(logits).nonzero().flatten().tolist() == [31, 33]
+
+
+def test_bad_words_are_banned_where_they_would_be_complete() -> None:
+    words = ((4,), (8, 9, 5), (9, 6), (7, 8, 9, 3), (8, 2))
+    made = row([7, 8, 9], prompt_len=1, bad_word_ids=words)
+    assert endings(words, made) == [4, 5, 6]  # the fourth begins in the prompt, the fifth is not at the end
+    logits = torch.zeros(10)
+    reshape(logits, made)
+    assert (logits == -torch.inf).nonzero().flatten().tolist() == [4, 5, 6]
+    assert made.reshaped
