@@ -18,7 +18,6 @@ class Conversation(msgspec.Struct, kw_only=True):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # the older place of output_config.format
-    cache_control: dict[str, Any] | None = None  # prefixes are always cached
 
 
 class MessagesRequest(Conversation, kw_only=True):
@@ -30,8 +29,6 @@ class MessagesRequest(Conversation, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
 
     min_tokens: int | None = None
     min_p: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -26,7 +25,7 @@ class MessageReply:
         self._counted = Usage(prompt_tokens=len(turn.prompt))
         self._writer = BlockWriter()
         self._message: dict[str, Any] = {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": f"msg_{current().id}",
             "type": "message",
             "role": "assistant",
             "model": model,

@@ -11,15 +11,13 @@ class TextOptions(msgspec.Struct, kw_only=True):
     """`text`: the form of the answer."""
 
     format: dict[str, Any] | None = None
-    verbosity: str | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
     """`reasoning`: how much the model should think."""
 
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None  # the older name of summary
+    summary: str | None = None  # told back, though thoughts are shown as they are
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
@@ -32,7 +30,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -46,9 +43,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     truncation: str | None = None
     user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     min_tokens: int | None = None
     top_k: int | None = None

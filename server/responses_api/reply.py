@@ -50,6 +50,8 @@ class ResponseReply:
             **_echo(body),
         }
 
+        current().names.append(self.id)
+
     @property
     def id(self) -> str:
         """The response's id."""

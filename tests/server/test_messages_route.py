@@ -153,6 +153,12 @@ def test_cached_tokens_are_counted_apart(serving: Callable[..., Any]) -> None:
     assert start["message"]["usage"]["cache_read_input_tokens"] == 16
 
 
+def test_fields_that_mean_nothing_here_are_named(serving: Callable[..., Any]) -> None:
+    assert ask(serving(), metadata={"user_id": "x"}).headers["X-Engine-Ignored-Fields"] == "metadata"
+    strict = serving(overrides=("server.strict=true",))
+    assert "no field 'metadata'" in refusal(ask(strict, metadata={}))["message"]
+
+
 def test_fields_reach_the_core(live: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "schema": schema}

@@ -233,6 +233,12 @@ def test_a_client_that_hangs_up_aborts_the_request(live: Any) -> None:
     live.until(lambda: len(live.core.aborted) == 1)
 
 
+def test_fields_that_mean_nothing_here_are_named(serving: Callable[..., Any]) -> None:
+    assert ask(serving(), service_tier="flex").headers["X-Engine-Ignored-Fields"] == "service_tier"
+    strict = serving(overrides=("server.strict=true",))
+    assert strict.error(ask(strict, service_tier="flex"))["param"] == "service_tier"
+
+
 def test_fields_reach_the_core(live: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}

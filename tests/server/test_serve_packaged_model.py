@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -15,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PROGRAM = [sys.executable, "-c", "from engine.server.cli.main import main; main()"]
+PAGE = Path(__file__).parents[2] / "docs" / "responses-and-messages.md"
 CAT = "Repeat after me: the cat sat on the mat."
 ANSWER = "The cat sat on the mat."
 
@@ -63,6 +66,17 @@ def test_a_repeated_prompt_is_reported_as_cached(client: openai.OpenAI) -> None:
     assert cached[0] == 0
     assert usages[1] is not None
     assert (cached[1] or 0) > usages[1].prompt_tokens * 0.9
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["responses", "messages"])
+def test_the_examples_of_the_documentation_run(
+    base: str, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[number]
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    exec(code.replace("http://127.0.0.1:8000", base), {})
+    said = capsys.readouterr().out
+    assert ("Paris" in said) if number == 0 else said.strip()
 
 
 def test_chat_starts_a_server_of_its_own() -> None:
