@@ -35,7 +35,6 @@ class AnswerReader:
 
     Args:
         tools: finds the calls; None takes all text as content.
-        parallel: whether calls after the first count; if not they are dropped.
         forced: whether one certain function had to be called, for which OpenAI's finish reason is an ordinary one.
         show_reasoning: whether thoughts are told; if not they are dropped.
     """
@@ -44,15 +43,17 @@ class AnswerReader:
         self,
         tools: ToolParser | None = None,
         *,
-        parallel: bool = True,
         forced: bool = False,
         show_reasoning: bool = True,
     ) -> None:
-        self._tools, self._parallel, self._forced, self._thoughts = tools, parallel, forced, show_reasoning
+        self._tools, self._forced, self._thoughts = tools, forced, show_reasoning
         self._called = False
 
     def read(self, delta: Delta) -> News:
-        """What a delta means; the last one is the one with a finish reason."""
+        """What a delta means; the last one is the one with a finish reason.
+
+        A parser that has read enough ends the answer: the delta gets a finish reason, and whoever made it sees that.
+        """
         events: list[Event] = [Reasoning(delta.reasoning)] if delta.reasoning and self._thoughts else []
         events += self._text(delta)
         self._called = self._called or any(isinstance(event, ToolBegin) for event in events)
@@ -65,16 +66,22 @@ class AnswerReader:
         if self._tools is None:
             return [Content(delta.text)] if delta.text else []
         found: list[ToolEvent] = self._tools.feed(delta.text) if delta.text else []
-        if delta.finish_reason is not None:
-            found = joined([*found, *self._tools.finish()])
-        return [event for event in found if self._parallel or isinstance(event, Content) or event.index == 0]
+        if delta.finish_reason is None and self._tools.over:
+            delta.finish_reason = "stop"
+        return found if delta.finish_reason is None else joined([*found, *self._tools.finish()])
 
 
 async def read_events(deltas: AsyncGenerator[Delta], readers: Sequence[AnswerReader]) -> AsyncGenerator[News]:
     """The news of all choices as they come, `readers[i]` reading choice i. Closing it closes the deltas."""
+    finished: set[int] = set()
     async with aclosing(deltas):
         async for delta in deltas:
-            yield readers[delta.index].read(delta)
+            if delta.index in finished:
+                continue  # its reader had read enough when this was on its way
+            news = readers[delta.index].read(delta)
+            if news.finish_reason is not None:
+                finished.add(delta.index)
+            yield news
 
 
 __all__ = [

@@ -75,6 +75,7 @@ async def _choice(state: ServerState, exchange: Exchange, job: Job, text: Choice
                 charge_output(state.limiter, exchange, len(delta.token_ids))
                 reason = delta.finish_reason or reason
                 yield delta
+                reason = delta.finish_reason or reason  # who reads the answer may end it
                 if delta.finish_reason is not None:
                     return
     except ApiError as error:

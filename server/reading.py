@@ -11,6 +11,7 @@ import msgspec
 
 from engine.model_tokenizer import load_tokenizer
 from engine.parsing.choice import Parsers, choose_parsers
+from engine.parsing.endings import DistinctCalls, OneCall
 from engine.parsing.forced import call_list, one_call
 from engine.parsing.program import ProgramParser
 from engine.registry import Registry
@@ -81,7 +82,6 @@ class Reading:
         """A reader for the events of one choice."""
         return AnswerReader(
             self._tool_parser(),
-            parallel=self.tools.parallel,
             forced=self.tools.forced is not None,
             show_reasoning=self.show_reasoning,
         )
@@ -90,10 +90,11 @@ class Reading:
         if self.tools.forced is not None:
             return ProgramParser(one_call(self.tools.forced))
         if self.tools.required:
-            return ProgramParser(call_list())
+            return DistinctCalls(ProgramParser(call_list()))
         if not self.tools.active or self.parsers.tools is None:
             return None
-        return self.parsers.tools.parser(self.tools.functions)
+        parser = self.parsers.tools.parser(self.tools.functions)
+        return parser if self.tools.parallel else OneCall(parser)
 
 
 PLAIN: Final = Reading()
