@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import msgspec
 
 from engine.messages import TokenLogprobs
 from engine.server.events import Content, Event, News, Reasoning, ToolArguments, ToolBegin, ToolEnd
+from engine.server.exchange import current
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.plan import Usage
 from engine.server.protocol import ChatRequest
@@ -91,7 +91,7 @@ class ChatReply:
     def __init__(self, model: str, tokenizer: Tokenizer, body: ChatRequest, prompt: list[int], n: int) -> None:
         self._tokenizer, self._body, self._prompt, self._n = tokenizer, body, prompt, n
         self._usage = Usage(prompt_tokens=len(prompt))
-        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._frame = {"id": f"chatcmpl-{current().id}", "created": int(time.time()), "model": model}
 
     async def whole(self, news: AsyncGenerator[News]) -> AsyncGenerator[bytes]:
         """One `chat.completion`."""

@@ -49,6 +49,7 @@ class Exchange:
     ended: float | None = None
     headers: dict[str, str] = field(default_factory=dict)  # for the answer, until it begins
     runs: list[Run] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # other ids that clients know it by
     cut: str | None = None  # why somebody other than the client ended it
     span: Any = None  # of OpenTelemetry, when it is traced
     trace: dict[str, str] = field(default_factory=dict)  # what log lines say of the trace

@@ -58,9 +58,9 @@ def under_way(exchange: Exchange) -> bool:
 
 def goes_by(exchange: Exchange, wanted: str) -> bool:
     """Whether an id means this exchange."""
-    return (
-        wanted == exchange.id or wanted.endswith(f"-{exchange.id}") or wanted in [r.request_id for r in exchange.runs]
-    )
+    answer = wanted.removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("msg_")
+    named = wanted in exchange.names or wanted in [run.request_id for run in exchange.runs]
+    return named or exchange.id in (wanted, answer)
 
 
 def account(exchange: Exchange) -> dict[str, Any]:

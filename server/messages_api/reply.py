@@ -11,6 +11,7 @@ import msgspec
 from engine.server.chat import Turn
 from engine.server.errors import ApiError
 from engine.server.events import Content, News, Reasoning, ToolArguments, ToolBegin
+from engine.server.exchange import current
 from engine.server.messages_api.errors import error_body
 from engine.server.messages_api.writer import BlockWriter, Event
 from engine.server.plan import Usage

@@ -13,6 +13,7 @@ import msgspec
 from engine.server.chat import Turn
 from engine.server.errors import ApiError
 from engine.server.events import Content, News, Reasoning, ToolArguments, ToolBegin
+from engine.server.exchange import current
 from engine.server.logprobs import chat_logprobs
 from engine.server.plan import Usage
 from engine.server.responses import named_event

@@ -80,6 +80,25 @@ def test_a_request_is_known_by_each_of_its_names(serving: Any) -> None:
     live.error(live.http.get("/requests/own"), 404)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "model": "tiny"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/responses", {"input": "a", "background": True}),
+    ],
+)
+def test_the_id_in_an_answer_leads_to_its_request(serving: Any, path: str, body: dict[str, Any]) -> None:
+    live = serving(slow)
+    response = live.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    live.until(lambda: not live.state.active)
+    found = live.http.get(f"/requests/{response.json()['id']}").json()
+    assert found["request_id"] == response.headers["x-request-id"]
+    assert found["output_tokens"] == 2
+
+
 @pytest.mark.parametrize("given", ["", "a b", "x" * 129, "a\tb", "<script>"])
 def test_an_odd_id_is_replaced(live: Any, given: str) -> None:
     response = live.http.get("/v1/models", headers={"X-Request-Id": given})
