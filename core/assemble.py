@@ -8,11 +8,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from engine.capabilities import Flag
 from engine.compiling import Compiling
 from engine.compose import compose
 from engine.composition import Composition
@@ -267,6 +270,11 @@ class _Assembly:
             self.wake,
         )
 
+    def _may_capture(self) -> bool:
+        """Whether decodes may run as CUDA graphs; what runs inside must claim that it can."""
+        safe = all(Flag.GRAPH_SAFE in self.choices[p].offer.capabilities.flags for p in ("attention", "model"))
+        return self.config.device.cuda_graphs and safe
+
     def _runner(
         self,
         profile: ModelProfile,
@@ -282,7 +290,12 @@ class _Assembly:
         with two such pools the threads of neither spin for work any more (one stream then takes 14 ms a step, not 8).
         """
         torch.set_num_threads(self.threads)  # kept per thread
-        runner = Runner(
+        make: Callable[..., Runner] = Runner
+        if self.device.type == "cuda" and find_spec("triton") is not None:
+            from engine.cuda.runner import CudaRunner
+
+            make = partial(CudaRunner, token_budget=self.config.scheduler.token_budget, graphs=self._may_capture())
+        runner = make(
             self._model(profile, weights),
             backend,
             pool,

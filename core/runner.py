@@ -6,7 +6,7 @@ without a way over the scheduler. Knows no request, no queue and no page that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,11 @@ class Runner:
         self._slots: list[Slot | None] = [None] * slots
         self._masking = Masking(grammars, device)
 
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+        """Start one step; what is returned waits for it. Steps run in the order of their launch."""
+        result = self.step(batch)
+        return lambda: result
+
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepResult:
         """Compute one step; its entries with one token come first."""
@@ -90,13 +95,18 @@ class Runner:
             self._admit(admission)
         for entry in batch.entries:
             self._place(entry)
-        if not batch.entries:
-            return StepResult([])
-        self._masking.begin(batch.entries, self._tokens)  # on a thread, while the forward pass runs
-        tokens, positions, attention = self._inputs(batch.entries)
+        return self._compute(batch.entries) if batch.entries else StepResult([])
+
+    def improve(self) -> bool:
+        """Called between steps while it returns True: do a little that makes later steps faster, tokens unchanged."""
+        return False
+
+    def _compute(self, entries: Sequence[Entry]) -> StepResult:
+        self._masking.begin(entries, self._tokens)  # on a thread, while the forward pass runs
+        tokens, positions, attention = self._inputs(entries)
         self._step.plan, self._step.tapped = self.backend.plan(attention), []
         hidden = self.model.forward(tokens, positions, self._step)
-        return self._finish(batch.entries, hidden)
+        return self._finish(entries, hidden)
 
     def warm_up(self) -> None:
         """Compute a short prompt and a decode step on page 0, which nothing holds yet: libraries allocate and tune on
@@ -114,6 +124,11 @@ class Runner:
         bannable = admission.stop_ids if admission.params.min_tokens else ()
         self._slots[admission.slot] = Slot(admission, bannable)
         self._masking.admit(admission)
+
+    def _admission(self, slot: int) -> Admission:
+        held = self._slots[slot]
+        assert held is not None, "a scheduled slot was admitted"
+        return held.admission
 
     def _place(self, entry: Entry) -> None:
         """Take in the pages and drafts of an entry."""
@@ -225,9 +240,7 @@ class Runner:
 
     def _prompt_logprobs(self, entry: Entry, hidden: Tensor) -> list[Any]:
         """Log-probabilities of the prompt tokens that follow the computed ones, a slice of rows at a time."""
-        slot = self._slots[entry.slot]
-        assert slot is not None, "a scheduled slot was admitted"
-        count = min(entry.count, slot.admission.prompt_len - 1 - entry.start)
+        count = min(entry.count, self._admission(entry.slot).prompt_len - 1 - entry.start)
         following = self._tokens[entry.slot, entry.start + 1 : entry.start + 1 + count].tolist()
         found: list[Any] = []
         for at in range(0, count, 64):

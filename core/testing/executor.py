@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -31,6 +32,16 @@ class EchoRunner:
         if batch.number == BROKEN:
             raise RuntimeError("the device is on fire")
         return StepResult([EntryResult([batch.number])])
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+        """Answer at once, to be asked for later."""
+        result = self.step(batch)
+        return lambda: result
+
+    def improve(self) -> bool:
+        """There is nothing to improve."""
+        self.threads.add(threading.get_ident())
+        return False
 
 
 class UnmadeRunner(EchoRunner):

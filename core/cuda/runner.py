@@ -1,0 +1,244 @@
+"""The runner of a CUDA device: nothing on the step waits for the device, and decodes run as captured graphs.
+
+Keeps on the device what the next step needs (the tokens sampled last, the block tables), as a copy of what the host
+keeps that is brought up to date when it is used. A step whose requests ask for what only the host's sampler knows
+(penalties, grammars, log-probabilities, drafts) goes the way of `engine.runner`; both ways may alternate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
+from engine.cuda.graphs import Graphs
+from engine.cuda.inputs import IN_FLIGHT, RowInput, StepInputs, sampling_fields
+from engine.cuda.sampling import BAD, sample
+from engine.errors import ResourceError
+from engine.runner import Runner
+from engine.sampling_params import SamplingParams
+
+Result = Callable[[], StepResult]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Tokens on their way to the host."""
+
+    arrived: torch.cuda.Event | None  # None where there is nothing to wait for
+    buffer: Tensor  # int32 [N], pinned
+    places: list[tuple[int, int, int]]  # per row: slot, the slot's generation, position of the token; -1 if none
+    read: list[int] | None = None
+
+    def tokens(self) -> list[int]:
+        """Wait, then read; may be called from any thread, and again."""
+        if self.read is None:
+            if self.arrived is not None:
+                self.arrived.synchronize()
+            self.read = self.buffer.tolist()
+        return self.read
+
+
+class CudaRunner(Runner):
+    """One rank on CUDA. All its work goes to a stream of its own.
+
+    Args:
+        token_budget: most tokens of one step.
+        graphs: capture decodes; the attention backend and the model must be safe for it.
+        others: see `Runner`.
+    """
+
+    def __init__(self, *args: Any, token_budget: int, graphs: bool, **others: Any) -> None:
+        super().__init__(*args, **others)
+        slots, max_pages = self._tables.shape
+        self._on_cuda = self.device.type == "cuda"
+        if self._on_cuda:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            torch.cuda.set_stream(stream)  # of this thread, which is the runner's
+        self._inputs_on_device = StepInputs(
+            slots=slots,
+            max_tokens=max(token_budget, slots, self.page_size),
+            max_pages=max_pages,
+            page_size=self.page_size,
+            device=self.device,
+        )
+        self._sampled = torch.zeros(slots, dtype=torch.int32, device=self.device)
+        self._outs = [torch.zeros(slots, dtype=torch.int32, pin_memory=self._on_cuda) for _ in range(IN_FLIGHT + 1)]
+        self._underway: deque[Sampled] = deque()
+        self._launches = 0
+        self._plain = [False] * slots
+        self._generation = [0] * slots
+        self._host_pages = [0] * slots  # pages of each slot that the host knows, and of them the device
+        self._device_pages = [0] * slots
+        self._device_position = [-1] * slots  # position of the token that the device sampled last
+        self._max_len = self._tokens.shape[1] - 1
+        self._graphs = Graphs(self._decode, slots) if graphs and self._on_cuda else None
+
+    # Steps
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Result:
+        """Queue one step on the device; what is returned waits for it."""
+        for admission in batch.admissions:
+            self._admit(admission)
+        for entry in batch.entries:
+            self._place(entry)
+        self._settle(wait=False)
+        entries = batch.entries
+        if not entries:
+            return lambda: StepResult([])
+        if all(self._is_plain(entry) for entry in entries):
+            return self._launch(entries)
+        self._settle(wait=True)
+        result = self._compute(entries)
+        for entry in entries:
+            self._device_position[entry.slot] = -1
+        return lambda: result
+
+    def step(self, batch: StepBatch) -> StepResult:
+        """Compute one step and wait for it."""
+        return self.launch(batch)()
+
+    @torch.inference_mode()
+    def improve(self) -> bool:
+        """Capture one more graph; True while some are missing. Steps go the slow way until theirs is there."""
+        if self._graphs is None or not self._graphs.missing:
+            return False
+        try:
+            self._graphs.capture_next()
+        except torch.OutOfMemoryError:
+            self._graphs.give_up()  # the eager way needs no memory that stays
+            torch.cuda.empty_cache()
+        return self._graphs.missing > 0
+
+    def _admit(self, admission: Admission) -> None:
+        super()._admit(admission)
+        slot = admission.slot
+        self._plain[slot] = _is_plain(admission.params)
+        self._generation[slot] += 1
+        self._host_pages[slot] = self._device_pages[slot] = 0
+        self._device_position[slot] = -1
+
+    def _place(self, entry: Entry) -> None:
+        super()._place(entry)
+        if entry.new_pages:
+            self._host_pages[entry.slot] = entry.first_page + len(entry.new_pages)
+            self._device_pages[entry.slot] = min(self._device_pages[entry.slot], entry.first_page)
+
+    def _is_plain(self, entry: Entry) -> bool:
+        tapped = self.taps.hidden_layers or self.taps.final_hidden
+        return self._plain[entry.slot] and not entry.drafts and not tapped
+
+    def _settle(self, *, wait: bool) -> None:
+        """Write tokens that have arrived into the host's table; with `wait` all of them."""
+        while self._underway and (wait or len(self._underway) >= IN_FLIGHT or self._is_back(self._underway[0])):
+            sampled = self._underway.popleft()
+            for token, (slot, generation, position) in zip(sampled.tokens(), sampled.places, strict=True):
+                if position >= 0 and token >= 0 and generation == self._generation[slot]:
+                    self._tokens[slot, position] = token
+
+    @staticmethod
+    def _is_back(sampled: Sampled) -> bool:
+        return sampled.read is not None or sampled.arrived is None or bool(sampled.arrived.query())
+
+    # The way without the host
+
+    def _launch(self, entries: Sequence[Entry]) -> Result:
+        try:
+            self._run(entries)
+        except torch.OutOfMemoryError as error:
+            return self._launch_halves(entries, error)
+        out = self._outs[self._launches % len(self._outs)][: len(entries)]
+        self._launches += 1
+        out.copy_(self._sampled[: len(entries)], non_blocking=True)
+        arrived = None
+        if self._on_cuda:
+            arrived = torch.cuda.Event()
+            arrived.record()
+        places = [(e.slot, self._generation[e.slot], e.start + e.count if e.samples else -1) for e in entries]
+        sampled = Sampled(arrived, out, places)
+        self._underway.append(sampled)
+        return lambda: StepResult([_result(*pair) for pair in zip(entries, sampled.tokens(), strict=True)])
+
+    def _launch_halves(self, entries: Sequence[Entry], error: Exception) -> Result:
+        """The device has no memory for so many tokens: compute half of them at a time."""
+        torch.cuda.empty_cache()
+        if len(entries) > 1:
+            middle = len(entries) // 2
+            parts = [self._launch(half)().entries for half in (entries[:middle], entries[middle:])]
+            return lambda: StepResult([*parts[0], *parts[1]])
+        (entry,) = entries
+        if entry.count < 2:
+            raise ResourceError(
+                "the device has no memory left for a step of one token; lower kv_cache.memory or scheduler.max_running"
+            ) from error
+        half = entry.count // 2
+        self._launch([replace(entry, count=half, samples=False)])()
+        return self._launch([replace(entry, start=entry.start + half, count=entry.count - half)])
+
+    def _run(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+        """Forward pass and sampling. Hidden states [T, hidden], logits float32 [R, vocab]: valid until the next run."""
+        rows, graphs = len(entries), self._graphs
+        decodes = all(entry.count == 1 for entry in entries)
+        size = graphs.size_for(rows) if graphs and decodes else None
+        self._inputs_on_device.send([self._row(entry) for entry in entries], size or rows)
+        for entry in entries:
+            self._device_position[entry.slot] = entry.start + entry.count if entry.samples else -1
+        if graphs and size:
+            return graphs.replay(size)
+        lens = np.array([e.count for e in entries], dtype=np.int32)
+        ends = np.array([e.start + e.count for e in entries], dtype=np.int32)
+        return self._forward(lens, ends, every=decodes)
+
+    def _row(self, entry: Entry) -> RowInput:
+        slot, end = entry.slot, entry.start + entry.count
+        first = self._device_pages[slot]
+        self._device_pages[slot] = self._host_pages[slot]
+        on_device = entry.count == 1 and entry.start == self._device_position[slot]
+        admission = self._admission(slot)
+        return RowInput(
+            slot=slot,
+            start=entry.start,
+            count=entry.count,
+            first_page=first,
+            new_pages=self._tables[slot, first : self._host_pages[slot]],
+            ids=None if on_device else self._tokens[slot, entry.start : end],
+            sampling=sampling_fields(admission.params if entry.samples else None, admission.seed, end),
+        )
+
+    def _forward(self, lens: np.ndarray, ends: np.ndarray, *, every: bool) -> tuple[Tensor, Tensor]:
+        inputs, rows, tokens = self._inputs_on_device, len(lens), int(lens.sum())
+        inputs.prepare(rows)
+        self._step.plan, self._step.tapped = self.backend.plan(inputs.batch(lens, ends)), []
+        hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
+        logits = self.model.logits(hidden if every else hidden[inputs.last_index[:rows]])
+        sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
+        return hidden, logits
+
+    def _decode(self, size: int) -> tuple[Tensor, Tensor]:
+        """What a graph of `size` decodes holds, of whatever lengths."""
+        ones = np.ones(size, dtype=np.int32)
+        return self._forward(ones, ones * self._max_len, every=True)
+
+
+def _is_plain(p: SamplingParams) -> bool:
+    """Whether the device's sampler knows everything that a request asks for."""
+    penalized = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    chosen = p.logit_bias or p.allowed_token_ids or p.bad_word_ids or p.min_tokens or p.structured is not None
+    return not (penalized or chosen or p.logprobs is not None or p.prompt_logprobs is not None)
+
+
+def _result(entry: Entry, token: int) -> EntryResult:
+    if token == BAD:
+        return EntryResult(failed=True)
+    return EntryResult(tokens=[token] if entry.samples else [])
+
+
+__all__ = ["CudaRunner"]
