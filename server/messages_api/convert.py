@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 
 from engine.server.errors import bad_request
-from engine.server.messages_api.protocol import Conversation, MessagesRequest
+from engine.server.messages_api.protocol import (
+    Conversation,
+    MessagesRequest,
+    OutputConfig,
+    Thinking,
+    Tool,
+    ToolChoice,
+)
 from engine.server.protocol import ChatRequest
 
 _SAME = sorted(
@@ -22,21 +29,22 @@ def chat_request(body: Conversation) -> ChatRequest:
     Raises:
         ApiError: 400, naming the field that is malformed or asks for what doesn't exist here.
     """
-    shared = {name: getattr(body, name) for name in _SAME if hasattr(body, name)}
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
-    choice = body.tool_choice or {}
-    made = ChatRequest(messages=_messages(body), tools=tools or None, tool_choice=_choice(choice), **shared)
-    if choice.get("disable_parallel_tool_use"):
-        made.parallel_tool_calls = False
+    made = ChatRequest(
+        messages=_messages(body),
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())] or None,
+        **{name: getattr(body, name) for name in _SAME if hasattr(body, name)},
+    )
+    if body.tool_choice is not None:
+        made.tool_choice = _choice(body.tool_choice)
+        made.parallel_tool_calls = not body.tool_choice.disable_parallel_tool_use
+    output = body.output_config or OutputConfig()
+    made.reasoning_effort = output.effort
+    made.response_format = _format(output.format or body.output_format)
     if isinstance(body, MessagesRequest):
         made.stop = body.stop_sequences
         made.chat_template_kwargs = body.chat_template_kwargs
         _continue(made)
-    output = body.output_config or {}
-    if output.get("effort") is not None:
-        made.reasoning_effort = output["effort"]
-    made.response_format = _format(output.get("format") or body.output_format)
-    if (thinking := _thinking(body.thinking)) is not None:
+    if body.thinking is not None and (thinking := _thinking(body.thinking)) is not None:
         made.chat_template_kwargs = {"enable_thinking": thinking, **(made.chat_template_kwargs or {})}
     return made
 
@@ -54,7 +62,7 @@ def _messages(body: Conversation) -> list[dict[str, Any]]:
         made.append({"role": "system", "content": body.system})
     names: dict[str, str] = {}  # of tools by the id of the call
     for i, message in enumerate(body.messages):
-        role, content, where = message.get("role"), message.get("content"), f"messages[{i}]"
+        role, content, where = message.role, message.content, f"messages[{i}]"
         if role == "assistant":
             made.append(_assistant(content, where, names))
         elif role in ("user", "system"):
@@ -66,18 +74,14 @@ def _messages(body: Conversation) -> list[dict[str, Any]]:
     return made
 
 
-def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise bad_request(f"{where}.content must be a string or a list of blocks", f"{where}.content")
-    return content
+def _blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _assistant(content: Any, where: str, names: dict[str, str]) -> dict[str, Any]:
+def _assistant(content: str | list[dict[str, Any]], where: str, names: dict[str, str]) -> dict[str, Any]:
     made: dict[str, Any] = {"role": "assistant", "content": None}
     texts, thoughts, calls = [], [], []
-    for i, block in enumerate(_blocks(content, where)):
+    for i, block in enumerate(_blocks(content)):
         place = f"{where}.content[{i}]"
         match block.get("type"):
             case "text":
@@ -102,10 +106,10 @@ def _assistant(content: Any, where: str, names: dict[str, str]) -> dict[str, Any
     return made
 
 
-def _user(role: str, content: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
+def _user(role: str, content: str | list[dict[str, Any]], where: str, names: dict[str, str]) -> list[dict[str, Any]]:
     """The results of tools, each a message of its own for chat, then what the user says."""
     results, parts = [], []
-    for i, block in enumerate(_blocks(content, where)):
+    for i, block in enumerate(_blocks(content)):
         place = f"{where}.content[{i}]"
         match block.get("type"):
             case "text":
@@ -128,24 +132,25 @@ def _string(block: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise bad_request(f"{where} is of type {tool['type']!r}, but tools that a server runs do not exist here", where)
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-    more = {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
-    return {"type": "function", "function": {**function, **more}}
+def _tool(tool: Tool, where: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise bad_request(f"{where} is of type {tool.type!r}, but tools that a server runs do not exist here", where)
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
 
 
-def _choice(choice: dict[str, Any]) -> str | dict[str, Any] | None:
-    match choice.get("type"):
-        case None if not choice:
-            return None
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    match choice.type:
         case "auto" | "none" as same:
-            return str(same)
+            return same
         case "any":
             return "required"
         case "tool":
-            return {"type": "function", "function": {"name": choice.get("name")}}
+            return {"type": "function", "function": {"name": choice.name}}
         case kind:
             raise bad_request(f"tool_choice.type must be auto, any, tool or none, not {kind!r}", "tool_choice.type")
 
@@ -158,13 +163,17 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": given["schema"], "strict": True}}
 
 
-def _thinking(thinking: dict[str, Any] | None) -> bool | None:
+def _thinking(thinking: Thinking) -> bool | None:
     """Whether the template should let the model think; None leaves it to the template."""
-    if thinking is None:
-        return None
-    if thinking.get("type") not in ("enabled", "disabled", "adaptive"):
-        raise bad_request("thinking.type must be enabled, disabled or adaptive", "thinking.type")
-    return {"enabled": True, "disabled": False}.get(thinking["type"])
+    match thinking.type:
+        case "enabled":
+            return True
+        case "disabled":
+            return False
+        case "adaptive":
+            return None
+        case kind:
+            raise bad_request(f"thinking.type must be enabled, disabled or adaptive, not {kind!r}", "thinking.type")
 
 
 __all__ = ["chat_request"]

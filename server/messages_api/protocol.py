@@ -7,16 +7,54 @@ from typing import Any
 import msgspec
 
 
+class InputMessage(msgspec.Struct, kw_only=True):
+    """One turn; its blocks are checked where they are translated."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Whether and what the model must call."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model may think; how long is not enforced."""
+
+    type: str
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """The form of the answer, and how much the model should think."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class Conversation(msgspec.Struct, kw_only=True):
     """What the model reads; all there is to POST /v1/messages/count_tokens."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
+    messages: list[InputMessage]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None  # the older place of output_config.format
 
 
@@ -41,4 +79,4 @@ class MessagesRequest(Conversation, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-__all__ = ["Conversation", "MessagesRequest"]
+__all__ = ["Conversation", "InputMessage", "MessagesRequest", "OutputConfig", "Thinking", "Tool", "ToolChoice"]
