@@ -59,7 +59,7 @@ class Masking:
             return
         try:
             matcher = self._grammars.matcher(structured)
-        except ValueError as error:
+        except Exception as error:  # as the request was told already, unless this runner compiles by itself
             self._constraints[admission.slot] = str(error)
             return
         self._constraints[admission.slot] = Constraint(
@@ -111,7 +111,7 @@ def _fill(work: Work) -> dict[int, list[Mask | None] | str]:
             found[slot] = constraint.masks(tokens, first, drafts)
         except ValueError as error:
             found[slot] = str(error)
-        except Exception as error:  # a stranger's code: only this request suffers
+        except BaseException as error:  # a stranger's code, whose panics may be no Exception: only this request suffers
             found[slot] = f"the grammar component failed: {type(error).__name__}: {error}"
     return found
 

@@ -103,7 +103,7 @@ def reason(matcher: LLMatcher) -> str:
     lines = [line.strip() for line in matcher.get_error().splitlines()]
     errors = [line for line in lines if line.startswith("error: ")]  # of the regex parser, at the end
     first = _PLACE.sub("", lines[0]) if lines else "it can't be compiled"
-    return f"{first} {errors[0].removeprefix('error: ')}" if errors else first
+    return f"{first.partition(' (in regex)')[0]}: {errors[0].removeprefix('error: ')}" if errors else first
 
 
 __all__ = ["LlguidanceBackend", "LlguidanceMatcher", "reason"]

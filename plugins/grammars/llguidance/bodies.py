@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
+
+_ANCHORED: Final = re.compile(r"(?<!\\)(?:\\\\)*\$$")
+"""Ends with a dollar sign that is not escaped."""
 
 
 def guided(schema: Any, rules: Mapping[str, Any]) -> Any:
@@ -21,8 +25,11 @@ def guided(schema: Any, rules: Mapping[str, Any]) -> Any:
 
 
 def from_regex(pattern: str) -> str:
-    """Lark for a regex."""
-    lark: str = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"]
+    """Lark for a regex. It matches the whole text, so anchors at its ends say nothing new; the library knows none."""
+    inner = pattern.removeprefix("^")
+    if _ANCHORED.search(inner):
+        inner = inner[:-1]
+    lark: str = json.loads(LLMatcher.grammar_from_regex(inner))["grammars"][0]["lark_grammar"]
     return lark
 
 
@@ -37,7 +44,7 @@ def from_grammar(text: str) -> str:
     try:
         converted: str = any_to_lark(text)
     except Exception as error:  # the converter raises whatever its parser meets
-        raise ValueError(f"the grammar is not valid GBNF: {error}") from None
+        raise ValueError(f"the grammar is not valid GBNF: {' '.join(str(error).split())}") from None
     return converted
 
 

@@ -147,3 +147,17 @@ def test_too_much_work_is_refused() -> None:
     with pytest.raises(ValueError, match="too many states"):
         allowed(compiled(long, max_states=10))
     assert accepts(compiled(long), cut("a" * 900))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("^ab+$", "abb"), ("^(a|b)$", "b"), (r"cost: \$", "cost: $"), (r"^x\\$", "x\\"), (r"\^a", "^a"), ("a/b", "a/b")],
+)
+def test_anchors_around_a_regex_are_taken(pattern: str, text: str) -> None:
+    matcher = compiled(Structured("regex", pattern))
+    assert accepts(matcher, [*cut(text), END])
+
+
+def test_a_regex_that_is_wrong_says_why_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r'^invalid regex "\(a": unclosed group$'):
+        compiled(Structured("regex", "(a"))
