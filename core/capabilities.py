@@ -68,6 +68,7 @@ class Capabilities:
     devices: frozenset[str] = frozenset()  # of DEVICES
     min_compute_capability: tuple[int, int] | None = None
     dtypes: frozenset[str] = frozenset()  # of DTYPES
+    architectures: frozenset[str] = frozenset()  # weight loader: those it can read, as config.json names them
     kv_kinds: frozenset[KVKind] = frozenset()
     layouts: frozenset[Layout] = frozenset()
     page_sizes: frozenset[int] = frozenset()
@@ -97,6 +98,7 @@ class Needs:
 LIMITS: Final = {
     "devices": "device",
     "dtypes": "dtype",
+    "architectures": "architecture",
     "kv_kinds": "KV kind",
     "layouts": "layout",
     "page_sizes": "page size",
@@ -159,7 +161,8 @@ def _strangers(declared: Capabilities) -> Iterator[str]:
             yield f"capability {field.name} is a {type(value).__name__}, expected a frozenset"
         elif odd := [v for v in value if not _known(field.name, v)]:
             known = _TEXTS.get(field.name) or _MEMBERS.get(field.name)
-            words = f"one of {', '.join(sorted(map(str, known)))}" if known else "a positive number"
+            number = "a non-empty text" if field.name == "architectures" else "a positive number"
+            words = f"one of {', '.join(sorted(map(str, known)))}" if known else number
             yield f"capability {field.name} has {odd[0]!r}, which is not of the vocabulary; expected {words}"
 
 
@@ -168,6 +171,8 @@ def _known(name: str, value: object) -> bool:
         return isinstance(value, _MEMBERS[name])
     if name in _TEXTS:
         return value in _TEXTS[name]
+    if name == "architectures":
+        return isinstance(value, str) and value != ""
     return type(value) is int and value > 0
 
 

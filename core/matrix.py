@@ -14,7 +14,7 @@ from engine.capabilities import LIMITS, Needs
 from engine.compose import ROLES
 from engine.config.components import PLACES
 from engine.device import DeviceProfile
-from engine.fit import Placed, clashes
+from engine.fit import Placed, clashes, declared
 from engine.registry import Registry, noun
 from engine.selection import objections
 
@@ -106,7 +106,7 @@ def _against(ones: Sequence[Placed], others: Sequence[Placed], device: DevicePro
 def related(one: Placed, other: Placed) -> bool:
     """Whether more than where they run is compared between two components, or whether they clash."""
     shared = any(
-        getattr(one.offer.capabilities, limit) and getattr(other.offer.capabilities, limit)
+        getattr(declared(one.offer), limit) and getattr(declared(other.offer), limit)
         for limit in LIMITS
         if limit != "devices"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.server.cli import check, docs, explain, lock, matrix
+from engine.server.cli import check, docs, explain, lock, matrix, new
 from engine.server.cli.parameters import json_option, loaded_with_registry
 from engine.server.cli.table import table
 
@@ -121,11 +121,17 @@ def _describe(point: str, owned: Owned[Any]) -> Iterator[str]:
 
 
 def _capabilities(offer: Offer[Any]) -> Iterator[str]:
-    """One line per limit or ability that the offer declares."""
+    """One line per limit or ability that the offer declares, and per other part that it requires something of."""
+    from engine.registry import noun
+
     for declared in fields(offer.capabilities):
         if value := getattr(offer.capabilities, declared.name):
             words = ".".join(map(str, value)) if isinstance(value, tuple) else ", ".join(sorted(map(str, value)))
             yield f"{declared.name.replace('_', ' ')}: {words}"
+    for point, needs in offer.requires.items():
+        asked = [str(v) for f in fields(needs) if (v := getattr(needs, f.name)) and not isinstance(v, frozenset)]
+        asked += sorted(map(str, needs.masks | needs.flags))
+        yield f"requires of the {noun(point)}: {', '.join(asked)}"
 
 
 group.add_command(check.command)
@@ -133,5 +139,6 @@ group.add_command(docs.command)
 group.add_command(explain.command)
 group.add_command(lock.command)
 group.add_command(matrix.command)
+group.add_command(new.command)
 
 __all__ = ["group"]

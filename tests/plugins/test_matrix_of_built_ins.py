@@ -24,7 +24,7 @@ from engine.hooks import hookimpl
 from engine.matrix import Table, fit, placed, tables
 from engine.plugin import Options
 from engine.registry import Registry
-from engine.specs.model import ModelOffer, ModelProfile
+from engine.specs.model import ANY_ARCHITECTURE, ModelOffer, ModelProfile
 from engine.specs.weight_loader import WeightLoader, WeightSource
 from engine.tokenizer import Tokenizer
 
@@ -121,7 +121,7 @@ def installed() -> Registry:
                     name="toy",
                     summary="whatever is asked for",
                     build=lambda options, **context: None,
-                    architectures=frozenset({TOY}),
+                    architectures=frozenset({TOY, ANY_ARCHITECTURE}),  # so that every loader can read it
                     profile=toy_profile,
                     capabilities=flags,
                 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.hooks import hookimpl
-from engine.plugin import Offer, Options
+from engine.plugin import Capabilities, Offer, Options
+from engine.plugins.weight_loaders.gguf.names import ARCHITECTURES
 from engine.specs.weight_loader import WeightLoader
 
 
@@ -17,4 +18,11 @@ def build(options: Options) -> WeightLoader:
 @hookimpl
 def weight_loaders() -> list[Offer[WeightLoader]]:
     """The loader of GGUF files."""
-    return [Offer(name="gguf", summary="one GGUF file, dequantized while it is read", build=build)]
+    return [
+        Offer(
+            name="gguf",
+            summary="one GGUF file, dequantized while it is read",
+            build=build,
+            capabilities=Capabilities(architectures=frozenset({*ARCHITECTURES.values(), "MistralForCausalLM"})),
+        )
+    ]

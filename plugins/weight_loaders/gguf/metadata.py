@@ -6,9 +6,8 @@ import struct
 from typing import Any, Final
 
 from engine.plugins.weight_loaders.gguf.format import Header
-from engine.plugins.weight_loaders.gguf.names import ROPE_FACTORS
+from engine.plugins.weight_loaders.gguf.names import ARCHITECTURES, ROPE_FACTORS
 
-_ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _DTYPES: Final = {0: "float32", 1: "float16"}  # by general.file_type; quantised files were made of bfloat16
 _STOPS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -21,8 +20,8 @@ def config_from(header: Header) -> dict[str, Any]:
     """
     meta = header.metadata
     arch = meta.get("general.architecture")
-    if arch not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if arch not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise ValueError(f"{header.path} has GGUF architecture {arch!r}; only {known} can be read from GGUF")
     if meta.get("split.count", 0) > 1:
         raise ValueError(
@@ -42,7 +41,7 @@ def config_from(header: Header) -> dict[str, Any]:
         raise ValueError(f"{header.path}: {arch}.attention.head_count must be a positive integer, not {heads!r}")
     window = meta.get(f"{arch}.attention.sliding_window")
     config: dict[str, Any] = {
-        "architectures": ["MistralForCausalLM" if arch == "llama" and window else _ARCHITECTURES[arch]],
+        "architectures": ["MistralForCausalLM" if arch == "llama" and window else ARCHITECTURES[arch]],
         "model_type": "mistral" if arch == "llama" and window else arch,
         "hidden_size": read("embedding_length"),
         "intermediate_size": read("feed_forward_length"),

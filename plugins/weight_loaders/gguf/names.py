@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""`general.architecture` -> architecture; a `llama` with a sliding window is a MistralForCausalLM."""
+
 _WHOLE: Final = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -48,4 +51,4 @@ def heads_interleaved(architecture: str, name: str) -> str | None:
     return {"attn_q": "heads", "attn_k": "kv_heads"}.get(name.split(".")[-2])
 
 
-__all__ = ["ROPE_FACTORS", "heads_interleaved", "hugging_face_name"]
+__all__ = ["ARCHITECTURES", "ROPE_FACTORS", "heads_interleaved", "hugging_face_name"]

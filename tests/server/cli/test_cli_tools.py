@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from engine.discovery import Entry, State
 from engine.errors import EngineError
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, Flag, Mask, Offer, Options
+from engine.plugin import Capabilities, Flag, Mask, Needs, Offer, Options
 from engine.registry import Registry
 from engine.server.cli.main import program
 from engine.server.cli.table import table
@@ -49,6 +49,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         options=WideOptions,
         rank=7,
         available=lambda device: "it is Sunday",
+        requires={"attention_backends": Needs(page_size=16, masks=frozenset({Mask.TREE}))},
         capabilities=Capabilities(
             page_sizes=frozenset({16, 64}),
             min_compute_capability=(9, 0),
@@ -89,6 +90,14 @@ def test_list_as_json() -> None:
     assert (wide["state"], broken["state"], broken["offers"]) == ("ok", "broken", [])
 
 
+def test_list_tells_of_what_will_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "acme 1.0 (entry point acme) uses hook API v0, which ends with engine 0.9; write it for v1"
+    old = Entry(name="acme", distribution="acme", version="1.0", api=0, load=lambda: None, warnings=(said,))
+    monkeypatch.setattr(Registry, "discover", classmethod(lambda cls, allow=None, deny=(): Registry([old])))
+    assert f"warning: {said}\n" in engine("plugins", "list").output
+    assert json.loads(engine("plugins", "list", "--json").output)[0]["warnings"] == [said]
+
+
 def test_list_obeys_a_configuration(tmp_path: Path) -> None:
     config = tmp_path / "engine.yaml"
     config.write_text("plugins: {deny: [kv_caches.paged]}\n")
@@ -108,6 +117,7 @@ def test_show_describes_a_component(name: str) -> None:
         "  min compute capability: 9.0",
         "  masks: tree",
         "  flags: prefix_reuse",
+        "  requires of the attention backend: 16, tree",
     ):
         assert f"{line}\n" in output
     assert re.search(r"ways +whole number +`4`", output)
