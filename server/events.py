@@ -62,7 +62,7 @@ class AnswerReader:
             reason = "tool_calls"
         return News(delta, events, reason)
 
-    def _text(self, delta: Delta) -> list[Event]:
+    def _text(self, delta: Delta) -> Sequence[Event]:
         if self._tools is None:
             return [Content(delta.text)] if delta.text else []
         found: list[ToolEvent] = self._tools.feed(delta.text) if delta.text else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.server.errors import bad_request
@@ -122,9 +122,9 @@ def tool_use(
     names = [_tool_name(tool, f"tools[{i}]") for i, tool in enumerate(offered)]
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         offered, choice = _allowed(offered, names, choice)
-    common = {"tools": offered, "parallel": parallel is not False}
+    use = ToolUse(tools=offered, active=True, shown=offered, parallel=parallel is not False)
     if isinstance(choice, dict):
-        return ToolUse(**common, active=True, shown=offered, forced=_chosen(choice, names, "tool_choice"))
+        return replace(use, forced=_chosen(choice, names, "tool_choice"))
     if choice not in (None, "none", "auto", "required"):
         raise bad_request(
             f"tool_choice must be 'none', 'auto', 'required' or name a function, not {choice!r}", "tool_choice"
@@ -133,7 +133,7 @@ def tool_use(
         raise bad_request("tool_choice 'required' needs tools", "tool_choice")
     if not offered or choice == "none":
         return ToolUse()
-    return ToolUse(**common, active=True, shown=offered, required=choice == "required")
+    return replace(use, required=choice == "required")
 
 
 def _allowed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -86,7 +87,8 @@ def _recognized(part: str, offers: tuple[Owned[Any], ...], model: ModelText) -> 
 
 def _reason(owned: Owned[Any], model: ModelText) -> str | None:
     try:
-        why: str | None = owned.offer.recognizes(model)
+        recognizes: Callable[[ModelText], str | None] = owned.offer.recognizes  # both points have it
+        why = recognizes(model)
     except Exception as error:  # a stranger's code: it is passed by, and the log says why
         log.warning("the parser %s can't tell whether it fits: %s", owned.offer.name, error)
         return None
