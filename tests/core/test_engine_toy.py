@@ -6,7 +6,7 @@ The toy reads its history back through pages, so these tests see every stale pag
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -332,6 +332,19 @@ def test_priorities_go_first_and_preempt() -> None:
     while bench.engine.has_work:
         order += [o.request_id for o in bench.step() if o.finish_reason is not None]
     assert order == ["high", "first", "low"]
+
+
+def test_the_policy_hears_of_each_token_that_was_served() -> None:
+    """The prompt once, however often a request is preempted, and all of the output."""
+    bench = Bench(pages=12, running=4, budget=16)
+    served: Counter[str] = Counter()
+    bench.scheduler.policy.served = lambda request, tokens: served.update({request.id: tokens})  # type: ignore[method-assign]
+    queue = prompts(6, seed=3, longest=12)
+    for i, prompt in enumerate(queue):
+        bench.add(f"r{i}", prompt, max_tokens=8)
+    bench.run()
+    assert bench.scheduler.preemptions
+    assert served == {f"r{i}": len(prompt) + 8 for i, prompt in enumerate(queue)}
 
 
 def test_stop_tokens_min_tokens_and_ignore_eos() -> None:
