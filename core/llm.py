@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from engine.assemble import assemble
-from engine.bad_words import with_bad_words
-from engine.completion import Completion, Messages, Prompt, RequestFailed, Writing, encode, several
+from engine.completion import Completion, Dialect, Messages, Prompt, RequestFailed, Writing, several
 from engine.compose import resolve_source
 from engine.config.load import load_config
 from engine.config.model import EngineConfig
 from engine.messages import Add
+from engine.parsing.choice import choose_parsers
 from engine.registry import Registry
 from engine.sampling_params import SamplingParams
 from engine.text import Delta
@@ -47,23 +47,31 @@ class LLM:
         built = assemble(config, files.path, registry=plugins)
         self.engine, self.composition = built.engine, built.composition
         self.tokenizer: Tokenizer = built.composition.choices["loader"].build().tokenizer(files.path)
-        self._template = config.model.chat_template
+        template = config.model.chat_template
+        parsers = choose_parsers(config, plugins, self.tokenizer.model_text(template))
+        self._dialect = Dialect(self.tokenizer, parsers, template)
         self._ids = itertools.count()
         self._requests: dict[str, _Request] = {}  # that the engine works on
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **fields: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> list[Completion]:
         """Complete prompts, as many at once as the engine takes; the first failure ends all.
 
         Args:
             params: for every prompt.
+            template: variables for the chat template, if prompts are conversations; `tools` can be called.
             fields: further fields of `engine.messages.Add`, such as `cache_salt` or `kv_transfer`.
 
         Raises:
             RequestFailed: a prompt is refused (too long, say) or its computation failed.
         """
-        requests = [self._request(prompt, params, fields) for prompt in several(prompts)]
+        requests = [self._request(prompt, params, template, fields) for prompt in several(prompts)]
         queue, running = deque(requests), list[_Request]()
         try:
             while queue or running:
@@ -80,26 +88,27 @@ class LLM:
 
     def chat(self, messages: Messages, params: SamplingParams | None = None, **template: Any) -> Completion:
         """Answer a conversation; `template` goes to the chat template, `tools` among it. Raises as `generate`."""
-        return self.generate([self._encode(messages, template)], params)[0]
+        return self.generate([messages], params, template=template)[0]
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        template: dict[str, Any] | None = None,
+        template: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Iterator[Delta]:
         """The completion of one prompt, piece by piece. Several may be read in turn; closing one aborts its request.
 
+        The pieces have the calls of tools as the model wrote them.
+
         Args:
-            template: variables for the chat template, if the prompt is a conversation.
-            fields: as for `generate`.
+            template, fields: as for `generate`.
 
         Raises:
             RequestFailed: as `generate`, when the first piece is asked for or later.
         """
-        request = self._request(self._encode(prompt, template or {}), params, fields)
+        request = self._request(prompt, params, template, fields)
         try:
             while not self._add(request):
                 self._step()
@@ -124,12 +133,15 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt, template: dict[str, Any]) -> list[int]:
-        return encode(self.tokenizer, prompt, **{"template": self._template, **template})
-
-    def _request(self, prompt: Prompt, params: SamplingParams | None, fields: dict[str, Any]) -> _Request:
-        chosen = with_bad_words(params or SamplingParams(), self.tokenizer)
-        writing = Writing(self._encode(prompt, {}), self.tokenizer, chosen)
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        template: Mapping[str, Any] | None,
+        fields: Mapping[str, Any],
+    ) -> _Request:
+        chosen = params or SamplingParams()
+        writing = self._dialect.begin(prompt, chosen, template or {})
         return _Request(Add(f"llm-{next(self._ids)}", writing.completion.prompt_token_ids, chosen, **fields), writing)
 
     def _add(self, request: _Request) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,12 @@ from typing import Any, Self
 
 from engine.bad_words import with_bad_words
 from engine.client import EngineClient
-from engine.completion import Completion, Messages, Prompt, Writing, encode
+from engine.completion import Completion, Dialect, Messages, Prompt, Writing
 from engine.compose import resolve_source
 from engine.config.load import load_config
 from engine.config.model import EngineConfig
 from engine.model_tokenizer import load_tokenizer
+from engine.parsing.choice import choose_parsers
 from engine.registry import Registry
 from engine.sampling_params import SamplingParams
 from engine.text import Delta
@@ -51,7 +52,7 @@ class AsyncLLM:
         self._registry = registry or Registry.discover(config.plugins.allow, config.plugins.deny)
         self._ids = itertools.count()
         self._client: EngineClient | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._dialect: Dialect | None = None
 
     async def __aenter__(self) -> Self:
         """Start the engine and wait until it takes requests.
@@ -63,7 +64,10 @@ class AsyncLLM:
         files = await asyncio.to_thread(resolve_source, config, registry, lambda share, words: None)
         self._client = await EngineClient.spawn(config, files.path)
         try:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, config, registry, files.path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, config, registry, files.path)
+            template = config.model.chat_template
+            parsers = choose_parsers(config, registry, tokenizer.model_text(template))
+            self._dialect = Dialect(tokenizer, parsers, template)
             await self._client.wait_ready()
         except BaseException:
             await self._client.close()
@@ -85,20 +89,28 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        assert self._tokenizer is not None, "AsyncLLM must be entered with `async with` first"
-        return self._tokenizer
+        assert self._dialect is not None, "AsyncLLM must be entered with `async with` first"
+        return self._dialect.tokenizer
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **fields: Any) -> Completion:
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Completion:
         """Complete one prompt; gather several calls to run them at once.
 
         Args:
+            template: variables for the chat template, if the prompt is a conversation; `tools` can be called.
             fields: further arguments of `engine.client.EngineClient.generate`, such as `priority` or `cache_salt`.
 
         Raises:
             RequestFailed: the prompt is refused (too long, say) or its computation failed.
             CoreFailed: the engine process is gone.
         """
-        writing = self._writing(prompt, params, {})
+        writing = self._begin(prompt, params, template)
         async with aclosing(self._deltas(writing, params, fields)) as deltas:
             async for _ in deltas:
                 pass
@@ -106,32 +118,31 @@ class AsyncLLM:
 
     async def chat(self, messages: Messages, params: SamplingParams | None = None, **template: Any) -> Completion:
         """Answer a conversation; `template` goes to the chat template, `tools` among it. Raises as `generate`."""
-        return await self.generate(self._encode(messages, template), params)
+        return await self.generate(messages, params, template=template)
 
     async def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        template: dict[str, Any] | None = None,
+        template: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> AsyncGenerator[Delta]:
         """The completion of one prompt, piece by piece; closing the iterator aborts the request.
 
+        The pieces have the calls of tools as the model wrote them.
+
         Args:
-            template: variables for the chat template, if the prompt is a conversation.
-            fields: as for `generate`, and it raises the same.
+            template, fields: as for `generate`, and it raises the same.
         """
-        writing = self._writing(prompt, params, template or {})
+        writing = self._begin(prompt, params, template)
         async with aclosing(self._deltas(writing, params, fields)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    def _encode(self, prompt: Prompt, template: dict[str, Any]) -> list[int]:
-        return encode(self.tokenizer, prompt, **{"template": self._config.model.chat_template, **template})
-
-    def _writing(self, prompt: Prompt, params: SamplingParams | None, template: dict[str, Any]) -> Writing:
-        return Writing(self._encode(prompt, template), self.tokenizer, params or SamplingParams())
+    def _begin(self, prompt: Prompt, params: SamplingParams | None, template: Mapping[str, Any] | None) -> Writing:
+        assert self._dialect is not None, "AsyncLLM must be entered with `async with` first"
+        return self._dialect.begin(prompt, params or SamplingParams(), template or {})
 
     async def _deltas(
         self, writing: Writing, params: SamplingParams | None, fields: dict[str, Any]

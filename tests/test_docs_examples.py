@@ -16,7 +16,7 @@ SAID = ("four, five, six, seven", "Hello")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "said"), zip(EXAMPLES, SAID, strict=True), ids=["LLM", "AsyncLLM"])
+@pytest.mark.parametrize(("code", "said"), [*zip(EXAMPLES, SAID, strict=True)], ids=["LLM", "AsyncLLM"])
 def test_the_example_runs(code: str, said: str, tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
-from engine import LLM, AsyncLLM, SamplingParams
+from engine import LLM, AsyncLLM, SamplingParams, Structured
 from engine.completion import Completion, RequestFailed
 from engine.errors import ResourceError
 from engine.messages import FinishReason
@@ -28,6 +29,7 @@ MODEL = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
+    "eos_token_id": 256,
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 HI = [{"role": "user", "content": "hi"}]
@@ -130,6 +132,12 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_is_left(llm: LLM) -> 
     with pytest.raises(RequestFailed, match="the chat template"):
         llm.chat([{"role": "user"}], GREEDY, template="{{ raise_exception('no') }}")
     assert not llm.engine.scheduler.requests
+
+
+def test_a_text_keeps_to_its_structure(llm: LLM) -> None:
+    shape = Structured("regex", "[0-9]{3}-[ab]")
+    made = llm.chat(HI, SamplingParams(temperature=1.0, seed=3, structured=shape))
+    assert re.fullmatch("[0-9]{3}-[ab]", made.text)
 
 
 def test_the_asynchronous_engine_says_the_same(llm: LLM, settings: list[str]) -> None:
