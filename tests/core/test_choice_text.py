@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.detokenizer import Detokenizer
 from engine.messages import FinishReason, Output
+from engine.parsing.think_tags import TaggedThoughts
 from engine.sampling_params import SamplingParams
 from engine.testing.client import scores
 from engine.testing.tokenizer import EOS, byte_tokenizer
@@ -86,3 +87,23 @@ def test_the_split_of_the_tokens_does_not_matter(text: str, sizes: list[int], st
     assert whole(split) == whole(at_once) == text.partition(stop)[0]
     assert split[-1].finish_reason == at_once[-1].finish_reason
     assert [token for delta in split for token in delta.token_ids] == at_once[0].token_ids
+
+
+THOUGHTS = TaggedThoughts("<think>", "</think>")
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.sampled_from([(), ("\n\n",), ("One", "o.")]))
+def test_thoughts_are_parted_off_before_stop_strings_are_looked_for(sizes: list[int], stop: tuple[str, ...]) -> None:
+    raw, pieces, at = list(b"<think>One.\n\nTwo.</think>\n\nNo. One."), [], 0
+    while at < len(raw):
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(raw[at : at + size])
+        at += size
+    params = SamplingParams(stop=stop)
+    text = ChoiceText(0, params, Detokenizer(TOKENIZER), frozenset({EOS}), THOUGHTS.parser(""))
+    deltas = feed(text, *pieces)
+    assert "".join(delta.reasoning for delta in deltas) == "One.\n\nTwo."
+    assert whole(deltas) == {(): "No. One.", ("\n\n",): "No. One.", ("One", "o."): "N"}[stop]
+    # From the token that completes the opening marker to the one that completes the closing one.
+    assert sum(delta.reasoning_tokens for delta in deltas) == len("<think>One.\n\nTwo.</think>") - len("<think")
+    assert deltas[-1].stop_reason == ("o." if stop == ("One", "o.") else None)

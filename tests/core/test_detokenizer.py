@@ -100,3 +100,24 @@ def test_special_tokens_show_only_when_asked_for() -> None:
     ids = tokenizer.encode("a<s>b<think>")
     assert "".join(stream(tokenizer, ids, [1], skip=True)) == "ab<think>"
     assert "".join(stream(tokenizer, ids, [1], skip=False)) == "a<s>b<think>"
+
+
+@TOKENIZERS
+def test_special_tokens_that_a_parser_reads_are_kept_while_others_are_skipped(tokenizer: Tokenizer) -> None:
+    kept = tokenizer.special_among(["<｜é x｜>", "<think>", "a", "nowhere"])
+    assert len(kept) == 1  # <think> is no special token, so it isn't skipped anyway
+    ids = tokenizer.encode("<s>a<｜é x｜>a<s>")
+    detokenizer = Detokenizer(tokenizer, True, kept)
+    text = "".join([*(detokenizer.push([token]) for token in ids), detokenizer.flush()])
+    assert "<｜é x｜>" in text
+    assert "<s>" not in text
+    assert text == tokenizer.decode(
+        [t for t in ids if t not in tokenizer.special_ids - kept], skip_special_tokens=False
+    )
+
+
+def test_a_tokenizer_shows_what_its_model_writes() -> None:
+    tokenizer = byte_level()
+    assert tokenizer.model_text().added_tokens == {"<s>", "<｜é x｜>", "<think>", "héé b"}
+    assert tokenizer.model_text().chat_template == ""
+    assert tokenizer.model_text("{{ x }}").chat_template == "{{ x }}"
