@@ -16,7 +16,8 @@ def call_id() -> str:
 class Calls:
     """Collects the events of one answer until `drain` takes them.
 
-    White space before a call is dropped, and between and after calls too; elsewhere it is content like any other.
+    White space beside a call separates it and is no content, unless it also separates texts: then what stands before
+    the call is, or else what stands behind it.
     """
 
     def __init__(self, make_id: Callable[[], str] = call_id) -> None:
@@ -25,22 +26,26 @@ class Calls:
         self._space = ""  # white space that is content only if more content follows
         self._count = 0
         self._open = False
+        self._said = False  # whether there was any content
         self._fresh = False  # nothing but white space came since the last call
+        self._parted = False  # since before that call there is white space
 
     def content(self, text: str) -> None:
         """Text that is no part of a call."""
-        text = self._space + text
-        if self._fresh:
+        if self._fresh and (self._parted or not self._said):
             text = text.lstrip()
+        text = self._space + text
         kept = text.rstrip()
         self._space = text[len(kept) :]
         if kept:
-            self._fresh = False
+            self._said, self._fresh = True, False
             self._events.append(Content(kept))
 
     def begin(self, name: str) -> None:
         """A call of this function begins."""
-        self._space = ""
+        if not self._said:
+            self._space = ""
+        self._parted = bool(self._space)
         self._open = True
         self._events.append(ToolBegin(self._count, self._make_id(), name))
 

@@ -34,6 +34,14 @@ class TestHermes(ToolParserConformance):
         # The end tag is missing, or the text was cut off.
         Example('<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [("f", '{"a": 1}')]),
         Example('x <tool_call>{"name": "f", "arguments": {"a": ', "x", [("f", '{"a": ')]),
+        # White space beside calls separates them, and the texts around them.
+        Example('a\n\n<tool_call>{"name": "f"}</tool_call> \n b \n', "a\n\nb \n", [("f", "{}")]),
+        Example(
+            'a<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call> b',
+            "a\nb",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        Example(' <tool_call>{"name": "f"}</tool_call> b', "b", [("f", "{}")]),
         # Calls that are none.
         Example("<tool_call>oops</tool_call>", "<tool_call>oops</tool_call>"),
         Example('<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}'),
@@ -41,7 +49,7 @@ class TestHermes(ToolParserConformance):
         Example('<tool_call>{"name": "f"', '<tool_call>{"name": "f"'),
         Example(
             '<tool_call>no <tool_call>{"name": "f", "arguments": {}}</tool_call> yes',
-            "<tool_call>noyes",
+            "<tool_call>no yes",
             [("f", "{}")],
         ),
     )

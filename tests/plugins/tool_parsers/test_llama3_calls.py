@@ -18,7 +18,7 @@ class TestLlama3Json(ToolParserConformance):
             [("f", '{"a": ";"}'), ("g", "{}")],
         ),
         Example('<|python_tag|>{"name": "any", "parameters": {}}', "", [("any", "{}")]),
-        Example('Well: <|python_tag|>{"name": "f", "parameters": {}} ok', "Well:ok", [("f", "{}")]),
+        Example('Well: <|python_tag|>{"name": "f", "parameters": {}} ok', "Well: ok", [("f", "{}")]),
         Example('{"name": "f", "parameters": {}}; and so on', "; and so on", [("f", "{}")]),
         # JSON that is an answer, not a call: an unknown name, or no arguments.
         Example('{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}'),
