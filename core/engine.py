@@ -178,6 +178,7 @@ class Engine:
             "kv_cache": asdict(self.scheduler.cache.stats()),
             "drafts": drafts,
             "transfers": self.handover.rows(),
+            "transfers_ended": self.handover.totals(),
         }
 
     def close(self) -> None:

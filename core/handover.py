@@ -133,6 +133,10 @@ class Handover(Transfers):
         """Every transfer under way, for people; JSON values only."""
         return [row._asdict() for row in self._ledger.rows()]
 
+    def totals(self) -> dict[str, int]:
+        """How many transfers ended, by how they did."""
+        return {str(state): count for state, count in self._ledger.totals.items()}
+
     def close(self) -> None:
         """Stop the transports; nothing is published or fetched any more."""
         self._ledger.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,11 +13,11 @@ _TEXT: Final = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, process, message; the fields that were given; the traceback as `error`."""
+    """time, level, logger, process, message; fields of the context and of the line; the traceback as `error`."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, context: Callable[[], Mapping[str, str]] = dict) -> None:
         super().__init__()
-        self._process = process
+        self._process, self._context = process, context
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -25,6 +26,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "process": self._process,
             "message": record.getMessage(),
+            **self._context(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
@@ -32,16 +34,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def configure(level: str, form: str, process: str) -> None:
+def configure(level: str, form: str, process: str, context: Callable[[], Mapping[str, str]] = dict) -> None:
     """Send the logs of this process to stderr.
 
     Args:
         level: least severe message of ours that is written; of other libraries, warnings are.
         form: text or json.
         process: what JSON lines call this process.
+        context: further fields of a JSON line, asked for when it is written.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter(process, context) if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(handlers=[handler], level="WARNING", force=True)
     logging.getLogger("engine").setLevel(level.upper())
 

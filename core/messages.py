@@ -96,7 +96,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Where the time of a finished request went in the core, in seconds. Queue, prefill and decode add up to all of it."""
+    """Where the time of a request went in the core, in seconds. Queue, prefill and decode add up to all of it."""
 
     queue: float  # from its arrival to its admission
     prefill: float  # from there to the first token: its own prompt, and the steps it shared
@@ -121,7 +121,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
     invalid: bool = False  # with `error`: never admitted, and never will be: the request itself is at fault
     cached_tokens: int = 0  # prompt tokens that were not computed; valid from the first output on
     kv_transfer: dict[str, Any] | None = None  # with a finish: handle for the consumer
-    timing: Timing | None = None  # with a finish, unless it was never admitted
+    timing: Timing | None = None  # with the first tokens and with the finish, unless it was never admitted
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

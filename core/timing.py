@@ -34,11 +34,11 @@ class _Life:
 
 
 class Timekeeper:
-    """Knows the times of the requests under way, and of those that ended in this step."""
+    """Knows the times of the requests under way, and what is to be told of them after this step."""
 
     def __init__(self) -> None:
         self._lives: dict[str, _Life] = {}
-        self._ended: dict[str, Timing] = {}
+        self._news: dict[str, Timing] = {}
         self._last: float | None = None  # when the step before came in
         self._decode: float | None = None  # mean duration of a step without a prompt
         self._stalls = 0.0  # by how much steps with a prompt took longer, since the start
@@ -55,6 +55,8 @@ class Timekeeper:
         elif event.stage is Stage.FIRST_TOKEN:
             life.first_token = event.time
             life.stalls_before, life.steps_before = self._stalls, self._steps
+            if life.admitted is not None:
+                self._news[event.request_id] = self._sum(life, life.admitted, event.time)
         elif event.stage is Stage.PREEMPTED:
             life.preemptions += 1
             life.parted = event.time
@@ -62,8 +64,9 @@ class Timekeeper:
             self._reunite(life, event.time)
         else:
             del self._lives[event.request_id]
+            self._news.pop(event.request_id, None)
             if event.reason != FinishReason.ABORT and life.admitted is not None:  # nobody hears of an abort
-                self._ended[event.request_id] = self._sum(life, life.admitted, event.time)
+                self._news[event.request_id] = self._sum(life, life.admitted, event.time)
 
     def step(self, batch: StepBatch, now: float) -> None:
         """A step's result is here; call it before the step is committed. `now` is monotonic seconds."""
@@ -76,12 +79,15 @@ class Timekeeper:
             self._stalls += max(0.0, took - self._decode)
 
     def stamp(self, outputs: Sequence[Output]) -> list[Output]:
-        """The outputs of a step, the last ones of their requests with their timing."""
-        ended, self._ended = self._ended, {}
-        if not ended:
+        """The outputs of a step, with timing on the first and on the last of each request.
+
+        The first has it too, since whoever finds a stop string ends the request and never sees the last.
+        """
+        news, self._news = self._news, {}
+        if not news:
             return list(outputs)
         return [
-            msgspec.structs.replace(output, timing=timing) if (timing := ended.get(output.request_id)) else output
+            msgspec.structs.replace(output, timing=timing) if (timing := news.get(output.request_id)) else output
             for output in outputs
         ]
 

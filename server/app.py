@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 import engine
 from engine.errors import ConfigError
 from engine.server.errors import ApiError
+from engine.server.exchange import current
 from engine.server.messages_api.errors import AnthropicErrors, error_body, speaks_anthropic
 from engine.server.middleware import Exchanges, LimitBody, RequireKey
 from engine.server.responses import json_response
@@ -105,9 +106,10 @@ async def _server_error(request: Request, error: Exception) -> Response:
     Made above all middleware, so the shape of the errors is chosen here.
     """
     message = "the server failed on this request"
-    if speaks_anthropic(request.url.path):
-        return json_response(error_body(500, message), 500)
-    return ApiError(500, message).response()
+    anthropic = speaks_anthropic(request.url.path)
+    response = json_response(error_body(500, message), 500) if anthropic else ApiError(500, message).response()
+    response.headers["X-Request-Id"] = current().id
+    return response
 
 
 __all__ = ["create_app"]

@@ -17,6 +17,7 @@ class CoreMetrics(Collector):
         self._labels = [model]
         self._gauges: dict[str, tuple[str, float]] = {}
         self._counters: dict[str, tuple[str, float]] = {}
+        self._transfers: dict[str, int] = {}
 
     def take(self, running: int, waiting: int, core: dict[str, Any] | None) -> None:
         """Remember the latest numbers."""
@@ -35,6 +36,7 @@ class CoreMetrics(Collector):
             "engine_num_preemptions": ("Requests that lost their pages and start again.", core["preemptions"]),
             "engine_steps": ("Steps scheduled.", core["steps"]),
         }
+        self._transfers = core["transfers_ended"]
         if drafts := core["drafts"]:  # an engine without a speculator has no such counters
             self._counters |= {
                 "engine_spec_decode_num_drafts": ("Drafts verified.", drafts["steps"]),
@@ -52,6 +54,12 @@ class CoreMetrics(Collector):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric(self._labels, value)
             yield counter
+        ended = CounterMetricFamily(
+            "engine_kv_transfers_ended", "Publications and fetches that ended, by how.", labels=["model_name", "state"]
+        )
+        for state, count in self._transfers.items():
+            ended.add_metric([*self._labels, state], count)
+        yield ended
 
 
 __all__ = ["CoreMetrics"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -63,14 +63,15 @@ def current() -> Exchange:
     return _CURRENT.get(None) or Exchange()
 
 
-def enter(exchange: Exchange) -> Token[Exchange]:
-    """Make an exchange the current one of this task and of those that it starts."""
-    return _CURRENT.set(exchange)
+def enter(exchange: Exchange) -> None:
+    """Make an exchange the current one of this task, which the server starts for each request, and of its children."""
+    _CURRENT.set(exchange)
 
 
-def leave(token: Token[Exchange]) -> None:
-    """Undo `enter`."""
-    _CURRENT.reset(token)
+def log_fields() -> dict[str, str]:
+    """What a log line that is written in the service of a request says of it."""
+    exchange = _CURRENT.get(None)
+    return {} if exchange is None else {"request_id": exchange.id, **exchange.trace}
 
 
 def request_id(given: str | None) -> str:
@@ -78,4 +79,4 @@ def request_id(given: str | None) -> str:
     return given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex
 
 
-__all__ = ["Exchange", "Run", "current", "enter", "leave", "request_id"]
+__all__ = ["Exchange", "Run", "current", "enter", "log_fields", "request_id"]

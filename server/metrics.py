@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -159,6 +160,9 @@ class Watch:
         """The request is over."""
         run, metrics = self._run, self._metrics
         run.ended, run.reason = time.monotonic(), reason
+        if run.timing is not None and run.first is not None and not run.timing.decode:
+            # Ended here, by a stop string or its client: the core's last account is that of the first token.
+            run.timing = msgspec.structs.replace(run.timing, decode=run.last - run.first)
         metrics.latency.observe(run.ended - run.began)
         metrics.output_size.observe(run.tokens)
         metrics.finished(reason)

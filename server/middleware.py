@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.errors import ApiError
-from engine.server.exchange import Exchange, current, enter, leave, request_id
+from engine.server.exchange import Exchange, current, enter, request_id
 from engine.server.keys import scope_of
 from engine.server.state import ServerState
 
@@ -26,13 +26,15 @@ class Exchanges:
         headers = Headers(scope=scope)
         exchange = Exchange(id=request_id(headers.get("x-request-id")), method=scope["method"], path=scope["path"])
         exchange.headers["x-request-id"] = exchange.id
-        token = enter(exchange)
+        enter(exchange)
         if (tracing := self._state.tracing) is not None:
             tracing.begin(exchange, headers)
         try:
             await self._app(scope, receive, self._with_headers(exchange, send))
+        except Exception:
+            exchange.status = exchange.status or 500  # the framework answers that, outside of this
+            raise
         finally:
-            leave(token)
             exchange.ended = time.monotonic()
             self._state.metrics.answered(exchange.status)
             self._state.journal.close(exchange)

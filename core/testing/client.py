@@ -130,7 +130,14 @@ class ScriptedClient:
         if verb != "stats":
             return {"pages": 3} if verb == "reset_cache" else {}
         cache = dict.fromkeys(("free", "cached", "held", "lookup_tokens", "hit_tokens", "evicted_pages"), 0)
-        return {"kv_cache": {"pages": 64, **cache}, "preemptions": 0, "steps": 0, "drafts": {}, "transfers": []}
+        return {
+            "kv_cache": {"pages": 64, **cache},
+            "preemptions": 0,
+            "steps": 0,
+            "drafts": {},
+            "transfers": [],
+            "transfers_ended": {},
+        }
 
 
 __all__ = ["Call", "Script", "ScriptedClient", "say", "scores"]

@@ -89,6 +89,7 @@ async def _serve_with(
 ) -> None:
     # Imported only now: the core's process, which has most to do, starts while these imports run.
     from engine.server.app import create_app
+    from engine.server.exchange import log_fields
     from engine.server.lifecycle import serve
     from engine.server.limits import build_limiter
     from engine.server.metrics import Metrics
@@ -97,6 +98,7 @@ async def _serve_with(
     from engine.server.tracing import build_tracing
 
     config = loaded.config
+    configure(config.logging.level, config.logging.format, "http", log_fields)
     model = config.model.name or files.name
     state = ServerState(
         client=client,

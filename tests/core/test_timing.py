@@ -44,6 +44,16 @@ def test_the_parts_add_up_to_the_life_of_a_request() -> None:
     assert stamped(times) is None  # told once
 
 
+def test_the_first_token_brings_what_is_known_by_then() -> None:
+    times = Timekeeper()
+    tell(times, Stage.QUEUED, 1.0)
+    tell(times, Stage.ADMITTED, 1.5)
+    tell(times, Stage.FIRST_TOKEN, 2.5)
+    assert stamped(times) == Timing(queue=0.5, prefill=1.0, decode=0.0)
+    tell(times, Stage.FINISHED, 3.0, reason="length")
+    assert stamped(times) == Timing(queue=0.5, prefill=1.0, decode=0.5)
+
+
 def test_prompts_of_others_show_as_stalls_of_those_who_decode() -> None:
     times = Timekeeper()
     for name in "ab":
@@ -88,4 +98,4 @@ def test_who_was_aborted_or_never_admitted_has_no_timing_and_leaves_nothing() ->
     tell(times, Stage.FINISHED, 1.0, reason="abort")
     tell(times, Stage.FIRST_TOKEN, 1.0, "never queued")
     assert stamped(times) is None
-    assert (times._lives, times._ended) == ({}, {})
+    assert (times._lives, times._news) == ({}, {})

@@ -25,7 +25,7 @@ def exposed() -> dict[str, set[str]]:
     metrics.answered(200)
     cache = dict.fromkeys(("pages", "held", "lookup_tokens", "hit_tokens", "evicted_pages"), 1)
     drafts = dict.fromkeys(("steps", "drafted", "accepted", "faults"), 1)
-    core = {"kv_cache": cache, "preemptions": 0, "steps": 1, "drafts": drafts, "transfers": []}
+    core = {"kv_cache": cache, "preemptions": 0, "steps": 1, "drafts": drafts, "transfers": [], "transfers_ended": {}}
     families = text_string_to_metric_families(metrics.expose(0, 0, core).decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

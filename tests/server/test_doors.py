@@ -196,10 +196,18 @@ def test_the_version(live: Any) -> None:
 
 def test_draft_counters_show_when_there_is_a_speculator() -> None:
     cache = dict.fromkeys(("held", "lookup_tokens", "hit_tokens", "evicted_pages"), 0) | {"pages": 8}
-    core = {"kv_cache": cache, "preemptions": 0, "steps": 9, "drafts": {}, "transfers": []}
+    core = {
+        "kv_cache": cache,
+        "preemptions": 0,
+        "steps": 9,
+        "drafts": {},
+        "transfers": [],
+        "transfers_ended": {"delivered": 2},
+    }
     assert b"spec_decode" not in Metrics("tiny").expose(0, 0, core)
     core["drafts"] = {"steps": 5, "drafted": 20, "accepted": 7, "faults": 1}
     text = Metrics("tiny").expose(0, 0, core).decode()
     assert 'engine_spec_decode_num_draft_tokens_total{model_name="tiny"} 20.0' in text
     assert 'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="tiny"} 7.0' in text
     assert 'engine_spec_decode_faults_total{model_name="tiny"} 1.0' in text
+    assert 'engine_kv_transfers_ended_total{model_name="tiny",state="delivered"} 2.0' in text

@@ -14,6 +14,7 @@ import pytest
 
 from engine.logs import JsonFormatter
 from engine.server.errors import ApiError
+from engine.server.exchange import log_fields
 
 SECRET = "aquamarine-walrus"
 
@@ -85,6 +86,7 @@ def test_nothing_that_was_said_is_logged(serving: Any, lines: io.StringIO) -> No
     live.core.script = broken
     assert live.complete(SECRET).status_code == 500
     live.until(lambda: "confused" in lines.getvalue())  # the traceback is there
+    assert 'status="500"' in live.http.get("/metrics").text
     assert len([line for line in parsed(lines) if "request_id" in line]) == 9
     assert SECRET not in lines.getvalue()
 
@@ -117,3 +119,20 @@ for form in ("text", "json"):
     assert first.endswith("I engine.x: ours")
     assert second.endswith("W uvicorn: theirs")
     assert [json.loads(line)["message"] for line in (third, fourth)] == ["ours", "theirs"]
+
+
+def test_lines_written_for_a_request_name_it(serving: Any, lines: io.StringIO) -> None:
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.setFormatter(JsonFormatter("http", log_fields))
+
+    def broken(call: Any) -> list[Any]:
+        raise RuntimeError("the core is confused")
+
+    live = serving(broken)
+    response = live.http.post("/v1/completions", json={"prompt": "abc"}, headers={"X-Request-Id": "r7"})
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == "r7"
+    live.until(lambda: "confused" in lines.getvalue())
+    (line,) = (line for line in parsed(lines) if "confused" in line.get("error", ""))
+    assert line["request_id"] == "r7"

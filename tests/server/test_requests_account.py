@@ -80,6 +80,18 @@ def test_a_request_is_known_by_each_of_its_names(serving: Any) -> None:
     live.error(live.http.get("/requests/own"), 404)
 
 
+def test_a_request_that_a_stop_string_ended_has_an_account_too(serving: Any) -> None:
+    def talk(call: Any) -> list[Output]:
+        first = Output("", token_ids=[104], timing=Timing(queue=0.25, prefill=0.5, decode=0.0))
+        return [first, *(Output("", token_ids=[token]) for token in b"ello world")]
+
+    live = serving(talk)
+    name = live.complete(stop=["wor"]).json()["id"]
+    parts = {part["part"]: part["seconds"] for part in live.http.get(f"/requests/{name}").json()["parts"]}
+    assert (parts["queue"], parts["prefill"]) == (0.25, 0.5)
+    assert parts["decode"] > 0
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
