@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,8 +10,8 @@ from engine.config.components import located, named, validated_options
 from engine.config.model import EngineConfig
 from engine.config.origins import Origins
 from engine.registry import Owned, Registry
-from engine.specs.reasoning_parser import ReasoningFormat
-from engine.specs.tool_parser import ModelText, ToolFormat
+from engine.specs.reasoning_parser import ReasoningFormat, ReasoningParserOffer
+from engine.specs.tool_parser import ModelText, ToolFormat, ToolParserOffer
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +86,10 @@ def _recognized(part: str, offers: tuple[Owned[Any], ...], model: ModelText) -> 
 
 def _reason(owned: Owned[Any], model: ModelText) -> str | None:
     try:
-        recognizes: Callable[[ModelText], str | None] = owned.offer.recognizes  # both points have it
-        why = recognizes(model)
+        return cast(ToolParserOffer | ReasoningParserOffer, owned.offer).recognizes(model)
     except Exception as error:  # a stranger's code: it is passed by, and the log says why
         log.warning("the parser %s can't tell whether it fits: %s", owned.offer.name, error)
         return None
-    return why
 
 
 __all__ = ["Parsers", "Picked", "choose_parsers"]
