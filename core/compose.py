@@ -22,6 +22,9 @@ from engine.specs.model_source import ModelFiles, ModelSource, Progress
 
 _BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
 _BFLOAT16_CUDA = (8, 0)
+_ELSEWHERE = frozenset({"tool_parsers", "reasoning_parsers", "rate_limits"})
+"""Extension points whose components the HTTP process chooses; they are no part of a composition."""
+
 ROLES: Final[Mapping[str, frozenset[Flag]]] = {
     "producer": frozenset({Flag.PRODUCER}),
     "consumer": frozenset({Flag.CONSUMER}),
@@ -101,7 +104,7 @@ def compose(
     parts = {component.key: component for component in named(config)}
     for component in parts.values():
         refuse_orphans(component, known)
-    selector.settle(parts.values())
+    selector.settle(component for component in parts.values() if component.point not in _ELSEWHERE)
     found = read_model(config, selector, path)
     profile, dtype = found.profile, found.dtype
     base = Needs(device=device.kind, compute_capability=device.compute_capability)

@@ -83,13 +83,23 @@ class Choice(Generic[T]):
         return built(source, lambda: self.offer.build(self.options, **context, **within), self.build_seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one component must be."""
+
+    component: Named
+    needs: Needs
+    judge: Judge
+    others: tuple[Placed, ...]  # that it must fit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
     """Chooses among the offers of a registry for one device.
 
-    `parts` holds what is settled, by its place in the configuration: the components that the configuration names from
-    the start, the others as they are chosen. Whatever is chosen must fit all of them. A choice is never taken back, so
-    what is chosen first may leave a later part without candidates; the error then says whom they clash with.
+    `parts` are the components chosen so far, `ahead` those that the configuration names and whose turn is to come, both
+    by their place in it. What is chosen must fit all of them. A choice is never taken back, so what `auto` takes first
+    may leave a later part without candidates; the error then says whom they clash with.
     """
 
     registry: Registry
@@ -97,16 +107,17 @@ class Selector:
     origins: Origins
     environ: Mapping[str, str] | None = None
     parts: dict[Key, Placed] = field(default_factory=dict)
+    ahead: dict[Key, Placed] = field(default_factory=dict)
     build_seconds: float = BUILD_SECONDS  # that building what was chosen may take
 
     def settle(self, components: Iterable[Named]) -> None:
-        """Note which components the configuration names; one that isn't installed is told when its turn comes."""
+        """Note which of the components to be chosen are named; one that isn't installed is told in its turn."""
         for component in components:
             if component.chosen:
                 with suppress(PluginError):
                     offer = self.registry.get(component.point, component.use).offer
                     if not offer.wraps:
-                        self.parts[component.key] = Placed(component.point, offer)
+                        self.ahead[component.key] = Placed(component.point, offer)
 
     def choose(
         self,
@@ -123,10 +134,11 @@ class Selector:
             ConfigError: the named component isn't installed, or its options are wrong.
             CompositionError: it does not fit, or (for `auto`) none does; with every reason.
         """
+        self.ahead.pop(component.key, None)
         if component.chosen:
-            choice = self._named(component, needs, judge)
+            choice = self._named(self._asked(component, needs, judge))
         else:
-            choice = self._best(component, auto_needs or needs, judge, prefer)
+            choice = self._best(self._asked(component, auto_needs or needs, judge), prefer)
         if choice.offer.wraps:
             within = wrapped(component, choice.options)
             inner = self.choose(within, needs, judge=judge, prefer=prefer, auto_needs=auto_needs)
@@ -134,11 +146,16 @@ class Selector:
         self.parts[component.key] = Placed(component.point, choice.core)
         return choice
 
-    def _named(self, component: Named, needs: Needs, judge: Judge) -> Choice[Any]:
+    def _asked(self, component: Named, needs: Needs, judge: Judge) -> _Asked:
+        others = {**self.parts, **self.ahead}
+        return _Asked(component, needs, judge, tuple(part for key, part in others.items() if key != component.key))
+
+    def _named(self, asked: _Asked) -> Choice[Any]:
+        component = asked.component
         offer = located(self.registry, component, self.origins)
         owned = self.registry.get(component.point, component.use)
         options = validated_options(offer, component.options, self.origins, component.key, self.environ)
-        if reasons := self._reasons(component, offer, options, needs, judge):
+        if reasons := self._reasons(asked, offer, options):
             start = self.origins.near((*component.key, "use"))
             raise CompositionError(
                 f"{start}{dotted(component.key)}: the {noun(component.point)} {offer.name!r} can't be used here: "
@@ -146,30 +163,27 @@ class Selector:
             )
         why = "the default" if component.by_default else "named in the configuration"
         others = [o for o in self.registry.offers(component.point) if o is not owned]
-        refused = [self._passed_over(component, other, needs, judge, f"{offer.name} is {why}") for other in others]
+        refused = [self._passed_over(asked, other, f"{offer.name} is {why}") for other in others]
         return self._choice(owned, options, component, why, refused)
 
-    def _passed_over(self, component: Named, owned: Owned[Any], needs: Needs, judge: Judge, because: str) -> Refusal:
+    def _passed_over(self, asked: _Asked, owned: Owned[Any], because: str) -> Refusal:
         """What would have come of a candidate that the configuration did not ask for."""
-        reasons = self._default_reasons(component, owned, needs, judge)
+        reasons = self._default_reasons(asked, owned.offer)
         return _refusal(owned, reasons or [f"fits too, but {because}"], fits=not reasons)
 
-    def _default_reasons(self, component: Named, owned: Owned[Any], needs: Needs, judge: Judge) -> list[str]:
+    def _default_reasons(self, asked: _Asked, offer: Offer[Any]) -> list[str]:
         """Reasons against an offer with its default options; one that has required options can't be taken unasked."""
-        offer = owned.offer
         if offer.wraps:
             return ["wraps another component, so it is taken only where it is named"]
-        return _no_defaults(offer) or self._reasons(component, offer, offer.options(), needs, judge)
+        return _no_defaults(offer) or self._reasons(asked, offer, offer.options())
 
-    def _best(self, component: Named, needs: Needs, judge: Judge, prefer: Preference) -> Choice[Any]:
+    def _best(self, asked: _Asked, prefer: Preference) -> Choice[Any]:
+        component = asked.component
         candidates = sorted(self.registry.offers(component.point), key=lambda owned: prefer(owned.offer), reverse=True)
-        fitting: list[Owned[Any]] = []
-        refused: list[Refusal] = []
-        for owned in candidates:
-            if reasons := self._default_reasons(component, owned, needs, judge):
-                refused.append(_refusal(owned, reasons))
-            else:
-                fitting.append(owned)
+        fitting, refused = self._sorted(asked, candidates)
+        if not fitting and self.ahead:
+            # Where only what is named and comes later is in the way, that one is refused in its turn, under its name.
+            fitting, refused = self._sorted(replace(asked, others=tuple(self.parts.values())), candidates)
         if not fitting:
             raise CompositionError(self._nothing_fits(component, refused))
         best, *others = fitting
@@ -177,18 +191,23 @@ class Selector:
         why = "the only one that fits" if not others else f"the first of {len(fitting)} that fit"
         return self._choice(best, best.offer.options(), component, why, refused)
 
-    def _reasons(self, component: Named, offer: Offer[Any], options: Options, needs: Needs, judge: Judge) -> list[str]:
+    def _sorted(self, asked: _Asked, candidates: Sequence[Owned[Any]]) -> tuple[list[Owned[Any]], list[Refusal]]:
+        """Those that fit, in their order, and the others."""
+        judged = [(owned, self._default_reasons(asked, owned.offer)) for owned in candidates]
+        return [o for o, reasons in judged if not reasons], [_refusal(o, why) for o, why in judged if why]
+
+    def _reasons(self, asked: _Asked, offer: Offer[Any], options: Options) -> list[str]:
         """Every reason against an offer. The judge, who may open files, is asked when nothing else is in the way.
 
         Of an offer that wraps another only this machine is asked; what it wraps is judged for it.
         """
         if offer.wraps:
             return objections(offer, self.device, Needs())
-        mine = Placed(component.point, offer)
-        others = [part for key, part in self.parts.items() if key != component.key]
-        reasons = objections(offer, self.device, needs) + [why for other in others for why in clashes(mine, other)]
+        mine = Placed(asked.component.point, offer)
+        reasons = objections(offer, self.device, asked.needs)
+        reasons += [why for other in asked.others for why in clashes(mine, other)]
         try:
-            return reasons or list(judge(offer, options))
+            return reasons or list(asked.judge(offer, options))
         except Exception as error:  # a stranger's code: whatever it raises is its reason not to be taken
             return [_failure(error)]
 
