@@ -78,6 +78,8 @@ def assemble(
     """
     report("composing", 0.0, "")
     plugins = registry or Registry.discover(config.plugins.allow, config.plugins.deny)
+    for told in (warning for entry in plugins.load() for warning in entry.warnings):
+        log.warning("%s", told)
     composition = compose(config, plugins, detect(config.device.kind), model_path)
     for part, choice in composition.parts():
         log.info("%s: %s (%s)", part, choice.name, choice.why)
@@ -261,7 +263,7 @@ class _Assembly:
             return None
         section, path = self.config.grammar, self.composition.model_path
         loader, grammar = self.choices["loader"], self.choices["grammar"]
-        return Grammars(
+        grammars = Grammars(
             lambda: token_table(loader.build().tokenizer(path), profile.vocab_size, profile.eos_token_ids),
             lambda tokens: grammar.build(tokens=tokens),
             GrammarLimits(
@@ -269,6 +271,9 @@ class _Assembly:
             ),
             self.wake,
         )
+        if section.preload:
+            grammars.prepare()
+        return grammars
 
     def _may_capture(self) -> bool:
         """Whether decodes may run as CUDA graphs; what runs inside must claim that it can."""
