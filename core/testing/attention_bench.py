@@ -27,21 +27,28 @@ class Bench:
     """
 
     def __init__(
-        self, backend: AttentionBackend, shape: AttentionShape, page_size: int, device: torch.device, placement: int = 0
+        self,
+        backend: AttentionBackend,
+        shape: AttentionShape,
+        page_size: int,
+        device: torch.device,
+        placement: int = 0,
+        pages: int = POOL_PAGES,
     ) -> None:
-        self.backend, self.shape, self.page_size, self.device = backend, shape, page_size, device
+        self.backend, self.shape, self.page_size, self.device, self.pages = backend, shape, page_size, device, pages
         layout = backend.kv_layout()
         dtype = getattr(torch, layout.dtype)
         self.layers = [
-            tuple(torch.full((POOL_PAGES, *part), torch.nan, dtype=dtype, device=device) for _, part in layout.parts)
+            tuple(torch.full((pages, *part), torch.nan, dtype=dtype, device=device) for _, part in layout.parts)
             for _ in shape.windows
         ]
-        order = torch.randperm(POOL_PAGES - 1, generator=torch.Generator().manual_seed(placement)) + 1
+        order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(placement)) + 1
         self.free: list[int] = order.tolist()
         self.tables: dict[str, list[int]] = {}
         self.history: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # q, k, v of all tokens so far, [n, heads, width]
         self.positions: dict[str, Tensor] = {}
         self.magnitude: dict[str, float] = {}
+        self.constant = False  # all keys and values are ones
 
     def drop(self, name: str) -> None:
         """End a request; its pages, as they are, go to whoever comes next."""
@@ -71,8 +78,10 @@ class Bench:
             assert out.is_contiguous(), "the output is not contiguous"
         for old, kv in zip(before, self.layers, strict=True):
             self._check_canaries(old, kv, batch.slot_mapping)
+        nothing = torch.empty(0, self.shape.heads, self.shape.v_head_dim, dtype=torch.float64)
         want = [
-            torch.cat([self._oracle(n, new[n], window, trees.get(n)) for n in names]) for window in self.shape.windows
+            torch.cat([nothing, *(self._oracle(n, new[n], window, trees.get(n)) for n in names if new[n])])
+            for window in self.shape.windows
         ]
         return torch.stack(got).cpu(), torch.stack(want)
 
@@ -82,6 +91,8 @@ class Bench:
         size = self.magnitude.get(name, 1.0)
 
         def draw(what: str, heads: int, width: int) -> Tensor:
+            if not count or (self.constant and what != "q"):
+                return torch.ones(count, heads, width, dtype=dtype)
             rows = [torch.randn(heads, width, generator=_seeded(f"{what} {name} {done + i}")) for i in range(count)]
             return (torch.stack(rows) * size).to(dtype)
 
@@ -101,9 +112,9 @@ class Bench:
     def _batch(self, names: list[str], new: Mapping[str, int], trees: Mapping[str, Tensor]) -> AttentionBatch:
         counts = [new[name] for name in names]
         lengths = [len(self.positions[name]) for name in names]
-        width = max(len(self.tables[name]) for name in names) + 1
+        width = max((len(self.tables[name]) for name in names), default=0) + 1
         tables = torch.zeros(len(names), width, dtype=torch.int32)
-        slots = []
+        slots = [torch.empty(0, dtype=torch.long)]
         for row, name in enumerate(names):
             table = torch.tensor(self.tables[name])
             tables[row, : len(table)] = table
@@ -115,7 +126,7 @@ class Bench:
             seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
             block_tables=tables.to(device),
             slot_mapping=torch.cat(slots).to(device),
-            positions=torch.cat([self.positions[n][-new[n] :] for n in names]).to(device),
+            positions=_ends([self.positions[n] for n in names], counts, torch.empty(0, dtype=torch.long)).to(device),
             num_decodes=sum(new[n] == 1 and n not in trees for n in names),
             query_lens_host=np.array(counts, dtype=np.int32),
             seq_lens_host=np.array(lengths, dtype=np.int32),
@@ -124,7 +135,10 @@ class Bench:
 
     def _inputs(self, names: list[str], new: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Views into one merged projection, as models hand them over: strided rows, dense last axis."""
-        q, k, v = (torch.cat([self.history[n][i][-new[n] :] for n in names]) for i in range(3))
+        shape, counts = self.shape, [new[n] for n in names]
+        sizes = (shape.heads, shape.head_dim), (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
+        nothing = [torch.empty(0, *size, dtype=getattr(torch, shape.dtype)) for size in sizes]
+        q, k, v = (_ends([self.history[n][i] for n in names], counts, nothing[i]) for i in range(3))
         parts = [q, k] if self.shape.kind is KVKind.MLA else [q, k, v]
         merged = torch.cat([part.flatten(1) for part in parts], dim=1).to(self.device)
         views = torch.split(merged, [part.shape[1] * part.shape[2] for part in parts], dim=1)
@@ -133,7 +147,7 @@ class Bench:
 
     def _check_canaries(self, old: tuple[Tensor, ...], kv: tuple[Tensor, ...], slots: Tensor) -> None:
         """A page may change only where slots were given: at most one token's share of it for each."""
-        given = torch.bincount(slots // self.page_size, minlength=POOL_PAGES)
+        given = torch.bincount(slots // self.page_size, minlength=self.pages)
         for before, after in zip(old, kv, strict=True):
             changed = (before.view(torch.uint8) != after.view(torch.uint8)).flatten(1).sum(1)
             share = before[0].nbytes // self.page_size
@@ -156,6 +170,11 @@ class Bench:
             where = self.positions[name]
             sees &= where[None, :] > where[-count:, None] - window
         return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+
+def _ends(histories: list[Tensor], counts: list[int], nothing: Tensor) -> Tensor:
+    """The last rows of each, one below the other."""
+    return torch.cat([nothing, *(rows[len(rows) - n :] for rows, n in zip(histories, counts, strict=True))])
 
 
 def _seeded(what: str) -> torch.Generator:

@@ -182,9 +182,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         """Commit a request up to some token."""
         request = self.requests[name]
         self.cache.commit(name, request.tokens, computed)
-        if not self.reuses:
-            return
-        for index in range(request.committed, computed // self.size):
+        for index in range(request.committed, computed // self.size if self.reuses else 0):
             self.resident.setdefault(self.prefix(request.salt, request.tokens, index + 1), request.pages[index])
         request.committed = max(request.committed, computed // self.size)
 

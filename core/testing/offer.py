@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from engine.capabilities import Needs, unmet
 from engine.device import DeviceProfile
 from engine.plugin import Offer, Options
-from engine.testing.claims import proves
+from engine.testing.claims import proves, some
 
 CPU = DeviceProfile(kind="cpu", name="CPU of the conformance kit", memory_bytes=2**33, cores=2)
 """A plain CPU without any optional feature."""
@@ -63,15 +63,19 @@ class OfferConformance:
         self.each(metafunc, "kind", "devices", [self.device.kind])
 
     def each(self, metafunc: pytest.Metafunc, argument: str, field: str, usual: Iterable[Any]) -> None:
-        """Run a check that takes `argument` for every value the offer claims of a limit, or the usual ones.
+        """Run a check that takes `argument` for the values the offer claims of a limit, or the usual ones.
 
         A check that is marked with the field proves each value by its own case.
         """
-        if argument in metafunc.fixturenames:
-            values = sorted(getattr(self.offer.capabilities, field)) or usual
-            about = any(field in mark.args for mark in metafunc.definition.iter_markers("proves"))
-            cases = [pytest.param(one, marks=proves(f"{field}:{one}") if about else ()) for one in values]
-            metafunc.parametrize(argument, cases)
+        about = any(field in mark.args for mark in metafunc.definition.iter_markers("proves"))
+        values = some(getattr(self.offer.capabilities, field), usual)
+        self.cases(metafunc, argument, [pytest.param(v, marks=proves(f"{field}:{v}") if about else ()) for v in values])
+
+    def cases(self, metafunc: pytest.Metafunc, argument: str, values: Iterable[Any]) -> None:
+        """Run a check that takes `argument` for each value, unless it has a parametrization of its own."""
+        own = any(argument in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
+        if argument in metafunc.fixturenames and not own:
+            metafunc.parametrize(argument, values)
 
     @proves("devices")
     def test_offer_is_available_on_the_device_of_the_suite(self, kind: str) -> None:
