@@ -69,6 +69,10 @@ class Grammars:
     def _backend(self) -> GrammarBackend:
         return self._build(self.tokens)
 
+    def prepare(self) -> Future[GrammarBackend]:
+        """Begin to read the vocabulary now, instead of at the first constraint."""
+        return self._pool.submit(self._ready)
+
     def fault(self, structured: Structured) -> str | None:
         """Why a constraint is refused unseen, in one sentence."""
         parts = structured.value if isinstance(structured.value, tuple) else (structured.value,)
@@ -101,9 +105,11 @@ class Grammars:
             return compiled.fork()
 
     def _compile(self, structured: Structured) -> Matcher:
+        return self._ready().compile(structured)
+
+    def _ready(self) -> GrammarBackend:
         with self._making:
-            backend = self._backend
-        return backend.compile(structured)
+            return self._backend
 
     def aside(self, work: Callable[[], T]) -> Future[T]:
         """Do something on the thread that fills masks."""

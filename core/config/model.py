@@ -123,6 +123,11 @@ class GrammarSection(Component):
     compile_seconds: float = Field(
         default=10.0, gt=0, description="A request whose grammar is not compiled by then is refused."
     )
+    preload: bool = Field(
+        default=False,
+        description="Read the vocabulary at the start. Else the first request with a form holds up the others for a "
+        "fraction of a second.",
+    )
 
 
 class ConnectorSection(Section):

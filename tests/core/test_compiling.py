@@ -164,6 +164,21 @@ def test_equal_constraints_are_compiled_once_and_matchers_are_apart() -> None:
         assert backend.compiled.count("ab") == 2
 
 
+def test_the_vocabulary_is_read_when_it_is_needed_or_before() -> None:
+    read: list[int] = []
+
+    def table() -> TokenTable:
+        read.append(1)
+        return TABLE
+
+    grammars = Grammars(table, lambda _: Slow(), GrammarLimits(max_size=9, max_depth=9, compile_seconds=9.0))
+    assert not read
+    for _ in range(2):
+        grammars.prepare().result()
+    grammars.close()
+    assert len(read) == 1
+
+
 def test_limits_are_told_unseen() -> None:
     with made(Slow()) as (grammars, compiling):
         assert grammars.fault(Structured("choice", ("a" * 60, "b" * 50))) is not None
