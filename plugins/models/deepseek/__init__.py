@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, Options
+from engine.plugin import Capabilities, Flag, KVKind, Options
 from engine.plugins.models.deepseek.shape import FAMILIES, read_profile, read_shape, weights
 from engine.specs.model import Model, ModelOffer, ModelProfile
 
@@ -43,7 +43,11 @@ def models() -> list[ModelOffer]:
             name="deepseek",
             summary="DeepSeek V2, V2-Lite, V3 and R1 (latent attention, routed experts)",
             build=build,
-            capabilities=Capabilities(devices=frozenset({"cpu", "cuda"})),
+            capabilities=Capabilities(
+                devices=frozenset({"cpu", "cuda"}),
+                kv_kinds=frozenset({KVKind.MLA}),
+                flags=frozenset({Flag.HIDDEN_STATES, Flag.LINEARS}),
+            ),
             architectures=frozenset(FAMILIES),
             profile=read_profile,
             weights=weights,
