@@ -11,6 +11,7 @@ from engine.device import DeviceProfile, detect
 from engine.plugin import Offer
 from engine.registry import Registry
 from engine.testing.offer import OfferConformance
+from engine.testing.wrapping import around, inner_offer
 
 SUITES: Final[Mapping[str, str]] = {
     "attention_backends": "engine.testing.attention:AttentionConformance",
@@ -44,9 +45,14 @@ def suite(hook: str) -> type[OfferConformance]:
 def suite_for(
     hook: str, plugin: object, name: str, device: DeviceProfile = OfferConformance.device
 ) -> type[OfferConformance]:
-    """A test class for the offer `name` that a plugin (a module, or an object) makes at an extension point."""
+    """A test class for the offer `name` that a plugin (a module, or an object) makes at an extension point.
+
+    One that wraps is tested around the installed component that `auto` would take.
+    """
     offers: list[Offer[Any]] = list(getattr(plugin, hook)())
     offer = next(one for one in offers if one.name == name)
+    if offer.wraps:
+        offer = around(offer, inner_offer(hook, device))
     module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
     title = "Test" + "".join(word.capitalize() for word in name.replace("-", "_").split("_"))
     return type(title, (suite(hook),), {"offer": offer, "module": module, "device": device, "__doc__": offer.summary})
