@@ -68,6 +68,7 @@ async def begin(state: ServerState, body: ChatRequest) -> Turn:
         parsers=state.parsers,
         tools=tools,
         prompt=text,
+        begun=_begun(body),
         show_reasoning=body.include_reasoning is not False,
         constraints=state.config.grammar.use != "none",
     )
@@ -85,6 +86,12 @@ def _refuse(body: ChatRequest) -> None:
         )
     if any(kind != "text" for kind in body.modalities or ()):
         raise bad_request("modalities other than text are not possible: this model writes text only", "modalities")
+
+
+def _begun(body: ChatRequest) -> str:
+    """The text that the answer goes on with, if it does."""
+    content = body.messages[-1].get("content") if body.continue_final_message else None
+    return content if isinstance(content, str) else ""
 
 
 def _alternatives(body: ChatRequest) -> int | None:

@@ -48,6 +48,7 @@ class AnswerReader:
     ) -> None:
         self._tools, self._forced, self._thoughts = tools, forced, show_reasoning
         self._called = False
+        self._open = False  # within a call
 
     def read(self, delta: Delta) -> News:
         """What a delta means; the last one is the one with a finish reason.
@@ -57,15 +58,16 @@ class AnswerReader:
         events: list[Event] = [Reasoning(delta.reasoning)] if delta.reasoning and self._thoughts else []
         events += self._text(delta)
         self._called = self._called or any(isinstance(event, ToolBegin) for event in events)
-        reason = delta.finish_reason
-        if reason == "stop" and self._called and not self._forced:
-            reason = "tool_calls"
-        return News(delta, events, reason)
+        cut = self._open and isinstance(delta.stop_reason, str)  # a stop string within a call
+        called = delta.finish_reason == "stop" and self._called and not self._forced and not cut
+        return News(delta, events, "tool_calls" if called else delta.finish_reason)
 
     def _text(self, delta: Delta) -> Sequence[Event]:
         if self._tools is None:
             return [Content(delta.text)] if delta.text else []
         found: list[ToolEvent] = self._tools.feed(delta.text) if delta.text else []
+        for event in found:
+            self._open = isinstance(event, ToolBegin | ToolArguments)
         if delta.finish_reason is None and self._tools.over:
             delta.finish_reason = "stop"
         return found if delta.finish_reason is None else joined([*found, *self._tools.finish()])

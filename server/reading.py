@@ -49,6 +49,7 @@ class Reading:
     parsers: Parsers = field(default_factory=Parsers)
     tools: ToolUse = field(default_factory=ToolUse)
     prompt: str = ""
+    begun: str = ""  # the end of the prompt, if that is text of the answer already
     show_reasoning: bool = True
     constraints: bool = True  # whether the engine has a grammar component
 
@@ -76,7 +77,11 @@ class Reading:
 
     def thoughts(self) -> ReasoningParser | None:
         """A parser for the thoughts of one choice."""
-        return None if self.parsers.reasoning is None else self.parsers.reasoning.parser(self.prompt)
+        if self.parsers.reasoning is None:
+            return None
+        parser = self.parsers.reasoning.parser(self.prompt.removesuffix(self.begun))
+        parser.feed(self.begun)
+        return parser
 
     def reader(self) -> AnswerReader:
         """A reader for the events of one choice."""

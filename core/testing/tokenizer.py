@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,13 @@ _TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Bytes as tokens, `<end>` as the end token, and a chat template that writes `<role>content` lines."""
-    return Tokenizer(_backend(), special_tokens={"eos_token": "<end>"}, chat_templates={"default": _TEMPLATE})
+def byte_tokenizer(*special: str) -> Tokenizer:
+    """Bytes as tokens, `<end>` as the end token, and a chat template that writes `<role>content` lines.
+
+    Args:
+        special: texts of further special tokens, from 257 on.
+    """
+    return Tokenizer(_backend(special), special_tokens={"eos_token": "<end>"}, chat_templates={"default": _TEMPLATE})
 
 
 def save_byte_tokenizer(folder: Path) -> None:
@@ -34,7 +39,7 @@ def save_byte_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _backend() -> Backend:
+def _backend(special: Sequence[str] = ()) -> Backend:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -45,7 +50,7 @@ def _backend() -> Backend:
     backend = Backend(BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = ByteLevelDecoder()
-    backend.add_special_tokens([AddedToken("<end>", special=True)])
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("<end>", *special)])
     return backend
 
 

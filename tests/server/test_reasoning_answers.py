@@ -13,7 +13,7 @@ from engine.parsing.choice import choose_parsers
 from engine.registry import Registry
 from engine.specs.tool_parser import ModelText
 from engine.testing.client import say
-from engine.testing.tokenizer import EOS
+from engine.testing.tokenizer import EOS, byte_tokenizer
 
 Chunks = Callable[[httpx.Response], list[dict[str, Any]]]
 Serve = Callable[..., Any]
@@ -91,6 +91,22 @@ def test_a_template_that_opens_the_thoughts(says: Serve) -> None:
     assert sides(live.chat()) == ("One.", "One.", "Two.", "stop")
     off = sides(live.chat(chat_template_kwargs={"enable_thinking": False}))
     assert off == (None, None, "One.</think>Two.", "stop")
+
+
+def test_an_answer_that_goes_on_within_its_thoughts(says: Serve) -> None:
+    live = says(" Two.</think>Three.")
+    history = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>One."}]
+    reply = live.http.post("/v1/chat/completions", json={"messages": history, "continue_final_message": True})
+    assert sides(reply) == (" Two.", " Two.", "Three.", "stop")
+
+
+@pytest.mark.parametrize("kept", ["[THINK]", "[/THINK]"])
+def test_markers_that_are_special_tokens_are_seen_and_others_are_not_shown(says: Serve, kept: str) -> None:
+    live = says("", overrides=("parsers.reasoning=mistral",))
+    live.state.tokenizer = byte_tokenizer("[THINK]", "[/THINK]", "<other>")
+    live.core.script = say([257, *b"One.", 259, 258, *b"Two.", 259], eos=EOS)
+    assert sides(live.chat()) == ("One.", "One.", "Two.", "stop")
+    assert kept not in live.chat(stream=True).text
 
 
 def test_effort_none_turns_thinking_off_and_others_reach_the_template(says: Serve) -> None:

@@ -117,6 +117,16 @@ def test_a_call_that_the_token_limit_cuts_is_told_as_far_as_it_came(says: Serve,
     assert (made["finish"], made["calls"][0]["arguments"]) == ("length", '{"city": "Os')
 
 
+def test_a_stop_string_within_a_call_is_an_ordinary_stop(says: Serve) -> None:
+    live = says(TWO_CALLS)
+    (cut,) = live.chat(tools=[WEATHER], stop=["lo"]).json()["choices"]
+    assert (cut["finish_reason"], cut["message"]["tool_calls"][0]["function"]["arguments"]) == ("stop", '{"city": "Os')
+    (between,) = live.chat(tools=[WEATHER], stop=["}}"]).json()["choices"]
+    assert between["finish_reason"] == "stop"
+    (after,) = live.chat(tools=[WEATHER], stop=["\n</tool_call>\n"]).json()["choices"]
+    assert after["finish_reason"] == "tool_calls"
+
+
 def test_what_is_no_call_is_content(says: Serve) -> None:
     text = "<tool_call>I would call get_weather.</tool_call>"
     (choice,) = says(text).chat(tools=[WEATHER]).json()["choices"]
