@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.assemble import assemble
+from engine.bad_words import with_bad_words
 from engine.completion import Completion, Dialect, Messages, Prompt, RequestFailed, Writing, several
 from engine.compose import resolve_source
 from engine.config.load import load_config
@@ -140,7 +141,7 @@ class LLM:
         template: Mapping[str, Any] | None,
         fields: Mapping[str, Any],
     ) -> _Request:
-        chosen = params or SamplingParams()
+        chosen = with_bad_words(params or SamplingParams(), self.tokenizer)
         writing = self._dialect.begin(prompt, chosen, template or {})
         return _Request(Add(f"llm-{next(self._ids)}", writing.completion.prompt_token_ids, chosen, **fields), writing)
 

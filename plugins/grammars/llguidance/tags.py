@@ -112,19 +112,14 @@ class TagWriter:
         return self._write(_get(tag, "content"), _string(tag, "end") + end)
 
     def _sequence(self, part: Format, end: str) -> str:
-        elements = _list(part, "elements")
-        written, i = [], 0
-        while i < len(elements):
-            element, last = elements[i], i == len(elements) - 1
-            follower = None if last else elements[i + 1]
-            if last:
-                written.append(self._write(element, end))
-            elif not isinstance(element, Mapping) or element.get("type") not in ("any_text", "triggered_tags"):
-                written.append(self._write(element, ""))
+        elements, written = list(_list(part, "elements")), []
+        while elements:
+            element = elements.pop(0)
+            if _is_open(element) and elements:
+                follower = elements.pop(0)
+                written.append(self._before(element, follower, "" if elements else end))
             else:
-                written.append(self._before(element, follower, end if i + 2 == len(elements) else ""))
-                i += 1
-            i += 1
+                written.append(self._write(element, "" if elements else end))
         return " ".join(written)
 
     def _before(self, free: Format, follower: Any, end: str) -> str:
@@ -175,6 +170,11 @@ def _older(tag: Format) -> Format:
         for s in _list(tag, "structures")
     ]
     return {"type": "triggered_tags", "triggers": _list(tag, "triggers"), "tags": tags}
+
+
+def _is_open(part: Any) -> bool:
+    """Whether a format can end with free text."""
+    return isinstance(part, Mapping) and part.get("type") in ("any_text", "triggered_tags")
 
 
 def _literal(text: str) -> str:
