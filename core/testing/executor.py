@@ -18,6 +18,8 @@ BROKEN = -1
 class EchoRunner:
     """Answers each step with its number; keeps account of where it was called."""
 
+    patience = 30.0  # seconds at a closed gate
+
     def __init__(self) -> None:
         self.threads = {threading.get_ident()}
         self.numbers: list[int] = []
@@ -26,7 +28,7 @@ class EchoRunner:
 
     def step(self, batch: StepBatch) -> StepResult:
         """Wait for the gate, then answer."""
-        self.gate.wait(30)
+        self.gate.wait(self.patience)
         self.threads.add(threading.get_ident())
         self.numbers.append(batch.number)
         if batch.number == BROKEN:

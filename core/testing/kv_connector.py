@@ -19,10 +19,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.plugin import Flag, Needs, Offer
 from engine.specs.kv_connector import EventKind, KVSchema, Role
-from engine.testing.kv_end import SCHEMA, End, EndSpec, RemoteEnd, differing, expected
+from engine.testing.claims import proves
+from engine.testing.kv_end import PATIENCE, SCHEMA, End, EndSpec, RemoteEnd, differing, expected
 from engine.testing.offer import OfferConformance
 
 Open = Callable[..., End]
@@ -30,12 +32,41 @@ Open = Callable[..., End]
 
 CANARY = 0x5A
 
+BOTH = proves("flags:producer", "flags:consumer")
+
+
+def _flip(raw: Tensor) -> None:
+    raw[2, 7] ^= 16
+
+
+def _cut(raw: Tensor) -> None:
+    raw[3, raw.shape[1] // 2 :] = 0
+
+
+def _swap(raw: Tensor) -> None:
+    raw[[1, 2]] = raw[[2, 1]]
+
+
+def _repeat(raw: Tensor) -> None:
+    raw[2] = raw[1]
+
+
+DAMAGES: dict[str, Callable[[Tensor], None]] = {
+    "a bit flips": _flip,
+    "a tail is lost": _cut,
+    "pages change places": _swap,
+    "a page comes twice": _repeat,
+}
+"""What may happen to the bytes [pages, bytes a page] of the pages 1, 2 and 3 of one part of one layer."""
+
 
 class KVConnectorConformance(OfferConformance):
     """Subclasses set `offer` and `module`; see `OfferConformance`."""
 
     offer: ClassVar[Offer[Any]]
     schema: ClassVar[KVSchema] = SCHEMA
+    patience: ClassVar[float] = PATIENCE
+    """Seconds after which an event that has not come is a failure."""
 
     @pytest.fixture(autouse=True)
     def _both_roles(self) -> None:
@@ -44,7 +75,8 @@ class KVConnectorConformance(OfferConformance):
     def spec(self, **fields: Any) -> EndSpec:
         """An end's specification with the suite's options."""
         options = self.options().model_dump_json()
-        return EndSpec(module=self.module, offer=self.offer.name, options=options, **({"schema": self.schema} | fields))
+        common = {"schema": self.schema, "patience": self.patience}
+        return EndSpec(module=self.module, offer=self.offer.name, options=options, **(common | fields))
 
     def remote_spec(self) -> EndSpec:
         """What the `remote` fixture is made from."""
@@ -81,6 +113,7 @@ class KVConnectorConformance(OfferConformance):
 
     # What is moved
 
+    @BOTH
     @pytest.mark.parametrize("count", [1, 7, 40])
     def test_pages_arrive_exactly_and_nowhere_else(self, producer: End, consumer: End, count: int) -> None:
         """Scattered pages and runs, whole or from a later page on; every other page of the consumer stays as it was."""
@@ -100,6 +133,7 @@ class KVConnectorConformance(OfferConformance):
         assert [e for e in producer.take() if e.kind is not EventKind.RENEWED] == []
         assert consumer.take() == []
 
+    @BOTH
     def test_across_processes(self, remote: RemoteEnd, consumer: End) -> None:
         """The same between two processes."""
         handle = remote.call("publish", "r", [5, 6, 7, 60, 2])
@@ -114,6 +148,7 @@ class KVConnectorConformance(OfferConformance):
         assert consumer.fetched("r").kind is EventKind.FETCHED
         producer.wait("r", EventKind.DELIVERED)
 
+    @BOTH
     def test_one_engine_may_do_both(self, open_end: Open) -> None:
         """What was fetched can be published again."""
         first, second = open_end(engine_id="engine-1", seed=1), open_end(engine_id="engine-2", seed=2)
@@ -123,6 +158,7 @@ class KVConnectorConformance(OfferConformance):
         assert first.fetched("back").kind is EventKind.FETCHED
         assert first.read([11, 12, 13]) == first.read([1, 2, 3])
 
+    @BOTH
     def test_many_at_once_end_once_each(self, producer: End, consumer: End) -> None:
         """Forty transfers, every third cancelled: one end for each on either side, and what was fetched is right."""
         handles = {f"r{i}": producer.publish(f"r{i}", [i, i + 10]) for i in range(40)}
@@ -140,13 +176,14 @@ class KVConnectorConformance(OfferConformance):
 
     # What is refused
 
-    def test_changed_page_is_noticed(self, producer: End, consumer: End) -> None:
-        """One bit that flips after the digests were made fails the fetch."""
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_damage_is_noticed(self, producer: End, consumer: End, damage: str) -> None:
+        """What changes after the digests were made fails the fetch, in whichever part and layer it is."""
         handle = producer.publish("r", [1, 2, 3])
         consumer.fetch("good", handle, [1, 2, 3])
         assert consumer.fetched("good").kind is EventKind.FETCHED
-        raw = producer.pool[-1][-1].view(torch.uint8)
-        raw[2].view(-1)[7] ^= 16
+        raw = producer.pool[-1][-1].view(torch.uint8).flatten(1)
+        DAMAGES[damage](raw)
         consumer.fetch("bad", handle, [4, 5, 6])
         failure = consumer.fetched("bad")
         assert failure.kind is EventKind.FETCH_FAILED
@@ -250,6 +287,32 @@ class KVConnectorConformance(OfferConformance):
         time.sleep(0.1)
         assert b"".join(consumer.read(range(40))).strip(bytes([CANARY])) == b""
         assert consumer.take() == []
+
+    def test_slow_producer_is_waited_for(self, remote: RemoteEnd, consumer: End) -> None:
+        """A producer that stops for a moment is slow, not gone."""
+        handle = remote.call("publish", "r", [1, 2])
+        remote.signal(signal.SIGSTOP)
+        consumer.fetch("slow", handle, [5, 6])
+        time.sleep(0.3)
+        remote.signal(signal.SIGCONT)
+        assert consumer.fetched("slow").kind is EventKind.FETCHED
+        assert consumer.read([5, 6]) == expected(self.remote_spec(), [1, 2])
+
+    def test_calls_return_while_the_producer_is_stopped(self, remote: RemoteEnd, consumer: End) -> None:
+        """They are made on the scheduler's thread: none may wait for a peer, who goes on here only when one did."""
+        handle = remote.call("publish", "r", [1, 2])
+        remote.signal(signal.SIGSTOP)
+        waited: list[bool] = []
+        rescue = threading.Timer(self.patience / 6, lambda: (waited.append(True), remote.signal(signal.SIGCONT)))
+        rescue.start()
+        consumer.fetch("r", handle, [1, 2])
+        consumer.take()
+        consumer.cancel("r")
+        consumer.take()
+        rescue.cancel()
+        rescue.join()
+        remote.signal(signal.SIGCONT)
+        assert not waited, "a call waited for the peer"
 
     def test_killed_producer_fails_its_fetches(self, remote: RemoteEnd, consumer: End) -> None:
         """Those under way, and those that come later."""

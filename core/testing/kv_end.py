@@ -25,7 +25,7 @@ from engine.plugin import Offer
 from engine.specs.kv_connector import EventKind, KVConnector, KVSchema, Role, TransferEvent
 
 PATIENCE: Final = 30.0
-"""Seconds after which an event that has not come is a failure."""
+"""Seconds after which an event that has not come is a failure, unless the suite says otherwise."""
 
 SCHEMA: Final = KVSchema(
     weights="toy",
@@ -49,6 +49,7 @@ class EndSpec:
     schema: KVSchema = SCHEMA
     engine_id: str = "engine-a"
     seed: int = 1
+    patience: float = PATIENCE
 
     def find(self) -> Offer[KVConnector]:
         """The offer, from its module."""
@@ -106,7 +107,8 @@ class End:
 
     def wait(self, request_id: str, *kinds: EventKind) -> TransferEvent:
         """The next event of one of these kinds; waits for `wake` alone, so a connector that doesn't call it fails."""
-        deadline = time.monotonic() + PATIENCE
+        patience = self.spec.patience
+        deadline = time.monotonic() + patience
         while True:
             self._woken.clear()
             self._unread += self.connector.poll()
@@ -115,7 +117,7 @@ class End:
                     self._unread.remove(event)
                     return event
             if not self._woken.wait(deadline - time.monotonic()):
-                raise AssertionError(f"no {' or '.join(kinds)} for {request_id} within {PATIENCE:g} s: {self._unread}")
+                raise AssertionError(f"no {' or '.join(kinds)} for {request_id} within {patience:g} s: {self._unread}")
 
     def fetched(self, request_id: str) -> TransferEvent:
         """How a fetch ends."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
@@ -29,11 +31,33 @@ def life(name: str, start: float = 0.0) -> list[RequestEvent]:
 class ObserverConformance(OfferConformance):
     """Subclasses set `offer` and `module`."""
 
+    patience: ClassVar[float] = 20.0
+    """Seconds after which an observer that has not returned is stuck; its thread would keep the engine from ending."""
+
     def observer(self) -> Observer:
         """An observer with the options of the suite."""
         observer = self.offer.build(self.options())
         assert isinstance(observer, Observer)
         return observer
+
+    def deliver(self, observer: Observer, batches: Sequence[Sequence[RequestEvent]]) -> None:
+        """Hand over the batches and close, on a thread as in the engine; raises what the observer raised."""
+        raised: list[Exception] = []
+
+        def run() -> None:
+            try:
+                for batch in batches:
+                    observer.receive(batch)
+                observer.close()
+            except Exception as error:  # raised again below, where the test sees it
+                raised.append(error)
+
+        thread = threading.Thread(target=run, name="observer", daemon=True)
+        thread.start()
+        thread.join(self.patience)
+        assert not thread.is_alive(), f"the observer did not return within {self.patience:g} s"
+        if raised:
+            raise raised[0]
 
     @pytest.mark.parametrize("size", [1, 2, 5, 100])
     def test_batches_of_any_size(self, size: int) -> None:
@@ -41,9 +65,7 @@ class ObserverConformance(OfferConformance):
         lives = [life(f"r{i}", float(i)) for i in range(10)]
         events = sorted((e for one in lives for e in one), key=lambda e: e.time)
         observer = self.observer()
-        for at in range(0, len(events), size):
-            observer.receive(events[at : at + size])
-        observer.close()
+        self.deliver(observer, [events[at : at + size] for at in range(0, len(events), size)])
 
     @pytest.mark.parametrize(
         "events",
@@ -60,9 +82,7 @@ class ObserverConformance(OfferConformance):
     )
     def test_lives_with_gaps(self, events: Sequence[RequestEvent]) -> None:
         """Events are dropped when observers are slow, and requests end anywhere."""
-        observer = self.observer()
-        observer.receive(events)
-        observer.close()
+        self.deliver(self.observer(), [events])
 
 
 __all__ = ["ObserverConformance", "event", "life"]

@@ -38,6 +38,7 @@ class OfferConformance:
     module: ClassVar[str]
     device: ClassVar[DeviceProfile] = CPU
     api: ClassVar[int] = 1
+    most: ClassVar[int] = 6  # values of one limit that are tried
 
     def options(self) -> Options:
         """The options the suite builds with: the defaults, unless a subclass overrides this."""
@@ -68,7 +69,7 @@ class OfferConformance:
         A check that is marked with the field proves each value by its own case.
         """
         about = any(field in mark.args for mark in metafunc.definition.iter_markers("proves"))
-        values = some(getattr(self.offer.capabilities, field), usual)
+        values = some(getattr(self.offer.capabilities, field), usual, self.most)
         self.cases(metafunc, argument, [pytest.param(v, marks=proves(f"{field}:{v}") if about else ()) for v in values])
 
     def cases(self, metafunc: pytest.Metafunc, argument: str, values: Iterable[Any]) -> None:

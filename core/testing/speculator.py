@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.plugin import Flag, KVKind, Offer
+from engine.plugin import Flag, KVKind, Needs, Offer
 from engine.sampler import Row
 from engine.sampling_params import SamplingParams
 from engine.specs.model import ModelProfile
 from engine.specs.speculator import Draft, DraftContext, Speculator
+from engine.testing.claims import proves
+from engine.testing.distribution import VOCAB, check_distribution
 from engine.testing.offer import OfferConformance
 from engine.verifier import verify_chain
-
-VOCAB = 64
 
 PROFILE = ModelProfile(
     architecture="Toy",
@@ -122,6 +122,14 @@ class SpeculatorConformance(OfferConformance):
             for context, draft in self.feed(speculator, name, stream):
                 check_draft(draft, context.max_tokens)
 
+    def test_contexts_are_left_as_they_were(self, speculator: Speculator) -> None:
+        """Tokens are the scheduler's own list: a speculator that writes to it changes the text."""
+        for name, stream in streams().items():
+            given = list(stream)
+            speculator.propose([self.context(speculator, name, given, len(given))])
+            assert given == stream
+
+    @proves("flags:tree_drafts", "flags:draft_probs")
     def test_declared_flags_are_what_it_does(self, speculator: Speculator) -> None:
         """Trees and sampled drafts come only from those that declare them."""
         flags = self.offer.capabilities.flags
@@ -129,6 +137,23 @@ class SpeculatorConformance(OfferConformance):
             for _, draft in self.feed(speculator, name, stream):
                 assert draft.parents is None or Flag.TREE_DRAFTS in flags
                 assert draft.probs is None or Flag.DRAFT_PROBS in flags
+
+    @proves("flags:draft_probs")
+    def test_sampled_drafts_come_with_their_distribution(self, speculator: Speculator) -> None:
+        """Each of them; and a speculator that claims to sample drafts something."""
+        self.require(Needs(flags=frozenset({Flag.DRAFT_PROBS})))
+        drafts = [draft for name, stream in streams().items() for _, draft in self.feed(speculator, name, stream)]
+        assert any(draft.tokens for draft in drafts), "nothing was drafted"
+        assert all(draft.probs is not None for draft in drafts if draft.tokens)
+
+    @proves("contract", "flags:draft_probs")
+    @pytest.mark.usefixtures("one_thread")
+    def test_sampled_text_keeps_the_target_s_distribution(self, speculator: Speculator) -> None:
+        """Two tokens after drafts of up to two, 2,000 times: the chi-square of the pairs stays below one in a million.
+
+        Each trial is a request of its own, so a speculator that samples must draw anew for each.
+        """
+        check_distribution(lambda name, tokens: speculator.propose([self.context(speculator, name, tokens, 6, 2)])[0])
 
     def test_same_tokens_same_drafts(self) -> None:
         """Two fresh speculators agree; a request that was forgotten starts afresh."""
@@ -176,7 +201,7 @@ class SpeculatorConformance(OfferConformance):
         finally:
             tracemalloc.stop()
 
-    @pytest.mark.parametrize("spoil", ["right", "wrong", "invalid", "empty", "own"])
+    @pytest.mark.parametrize("spoil", ["right", "wrong", "invalid", "late", "empty", "own"])
     def test_greedy_text_is_the_target_s(self, speculator: Speculator, spoil: str) -> None:
         """Right, wrong, invalid and empty drafts, and the speculator's own: always the text of the target alone."""
         prompt = [1, 2]
@@ -203,6 +228,7 @@ SPOILERS: dict[str, Callable[[Draft, list[int]], list[int]]] = {
     "right": lambda draft, truth: truth,
     "wrong": lambda draft, truth: [(t + 1) % 11 for t in truth],
     "invalid": lambda draft, truth: [*truth[:2], VOCAB + 5, 2**40],
+    "late": lambda draft, truth: [*truth[:-1], 12],
     "empty": lambda draft, truth: [],
     "own": lambda draft, truth: list(draft.tokens),
 }
@@ -232,6 +258,7 @@ def check_draft(draft: Draft, max_tokens: int) -> None:
     if draft.probs is not None:
         assert draft.probs.shape == (n, VOCAB)
         torch.testing.assert_close(draft.probs.sum(-1), torch.ones(n))
+        assert all(float(draft.probs[i, token]) > 0.0 for i, token in enumerate(draft.tokens)), "a token of chance 0"
 
 
 __all__ = ["PROFILE", "VOCAB", "SpeculatorConformance", "check_draft", "streams"]
