@@ -1,7 +1,8 @@
-"""The Python examples of the documentation run as they stand, on the packaged model."""
+"""The Python examples of the README and of docs/offline.md run as they stand, on the packaged model."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,15 +10,19 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "offline.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-SAID = ("four, five, six, seven", "Hello")
-"""What the model writes, greedily, somewhere in each example."""
+ROOT = Path(__file__).parents[1]
+SAID = ("The capital of France is Paris", "four, five, six, seven", "Hello", " km")
+"""What the model writes somewhere in the examples that are greedy."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "said"), [*zip(EXAMPLES, SAID, strict=True)], ids=["LLM", "AsyncLLM"])
-def test_the_example_runs(code: str, said: str, tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+def test_the_examples_run(tmp_path: Path) -> None:
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/offline.md")]
+    examples = [code for page in pages for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    ours = [code for code in examples if re.search(r"^from engine import .*LLM", code, re.MULTILINE)]
+    assert len(ours) == 3
+    program = [sys.executable, "-c", "\n".join(ours)]  # one program, since importing torch is what takes longest
+    calm = {**os.environ, "GOMP_SPINCOUNT": "1000"}  # threads that wait leave a busy machine to others
+    result = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=calm, check=False)
     assert result.returncode == 0, result.stderr
-    assert said in result.stdout
+    assert [text for text in SAID if text not in result.stdout] == []
