@@ -85,11 +85,14 @@ def object_text(value: str) -> str | None:
 
 def decoded(literal: str) -> str | None:
     """The text of a JSON string; None if it is none. Line breaks in it, which models write, are allowed."""
+    if not literal.startswith('"'):
+        return None  # not even looked at: it may be nested deeper than any parser goes
     try:
-        text = json.loads(literal, strict=False)
+        text: str = json.loads(literal, strict=False)
+        text.encode()  # half of a surrogate pair can be escaped in JSON, but not sent
     except ValueError:
         return None
-    return text if isinstance(text, str) else None
+    return text
 
 
 class _Members:

@@ -12,6 +12,7 @@ from engine.parsing.calls import Calls
 from engine.parsing.reader import Reader, Reading, Sink
 
 _NAME: Final = re.compile(r"[\w.-]+")
+_HALF: Final = re.compile(r"[\ud800-\udfff]")
 _PLAIN: Final = re.compile(r"[^'\"()\[\]{},\\]+")
 
 
@@ -96,10 +97,16 @@ def as_json(source: str) -> str:
     for text in (source, source.replace("\n", "\\n")):  # models break lines within strings
         for read in (json.loads, ast.literal_eval):
             try:
-                return json.dumps(read(text), ensure_ascii=False, allow_nan=False)
+                return _dumped(read(text))
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 continue
     return json.dumps(source, ensure_ascii=False)
+
+
+def _dumped(value: object) -> str:
+    """JSON text. Half of a surrogate pair, which can't be sent, stays escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, allow_nan=False) if _HALF.search(text) else text
 
 
 __all__ = ["as_json", "read_python_call"]

@@ -45,7 +45,20 @@ _FRAGMENTS = (
     '{"name": "f", "arguments": {"a": "}]\\"x"}}',
     '{"arguments": {"b": [1]}, "name": "g"}',
     "f(a=1, b='x)')",
-    *('{"a": 1}', '{"name": "f"', "```json\n", "```", "text ", "é😀", "f", "function", "\n", " "),
+    *(
+        "\\ud800",
+        '"\\udfff"',
+        '{"a": 1}',
+        '{"name": "f"',
+        "```json\n",
+        "```",
+        "text ",
+        "é😀",
+        "f",
+        "function",
+        "\n",
+        " ",
+    ),
     *("{", "}", "[", "]", "(", ")", '"', "\\", ",", ";", ":"),
 )
 
@@ -95,14 +108,14 @@ def check_order(events: Sequence[ToolEvent]) -> None:
     for event in events:
         match event:
             case Content(text):
-                assert text, "an event without text"
+                assert text.encode(), "an event without text"
                 assert not inside, "content within a call"
             case ToolBegin(index, _, name):
                 assert (inside, index) == (False, count), events
-                assert name, "a call without a name"
+                assert name.encode(), "a call without a name"
                 inside = True
             case ToolArguments(index, text):
-                assert text, "an event without text"
+                assert text.encode(), "an event without text"
                 assert (inside, index) == (True, count), events
             case ToolEnd(index):
                 assert (inside, index) == (True, count), events

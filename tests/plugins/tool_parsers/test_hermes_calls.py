@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.plugin import Options
 from engine.plugins.tool_parsers import hermes
 from engine.specs.tool_parser import ModelText
-from engine.testing.tool_parser import Example, ToolParserConformance
+from engine.testing.tool_parser import Example, ToolParserConformance, events_of, said
 
 OSLO = '{"city": "Oslo"}'
 
@@ -46,6 +47,7 @@ class TestHermes(ToolParserConformance):
         Example("<tool_call>oops</tool_call>", "<tool_call>oops</tool_call>"),
         Example('<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}'),
         Example('<tool_call>{"name": "", "arguments": {}}', '<tool_call>{"name": "", "arguments": {}}'),
+        Example('<tool_call>{"name": "\\ud800"}', '<tool_call>{"name": "\\ud800"}'),
         Example('<tool_call>{"name": "f"', '<tool_call>{"name": "f"'),
         Example(
             '<tool_call>no <tool_call>{"name": "f", "arguments": {}}</tool_call> yes',
@@ -53,6 +55,12 @@ class TestHermes(ToolParserConformance):
             [("f", "{}")],
         ),
     )
+
+
+@pytest.mark.parametrize("key", ["name", "arguments", "other", ""])
+def test_brackets_without_end_are_content(key: str) -> None:
+    text = f'<tool_call>{{"{key}": ' + "[" * 100_000 + "]" * 100_000 if key else "<tool_call>{" + "[{" * 100_000
+    assert said(events_of(hermes.build(Options()), [text])).content == text
 
 
 @pytest.mark.parametrize(
