@@ -64,3 +64,13 @@ def test_the_script_of_faults_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(example)
     check(load_config(path), Registry.discover())
+
+
+def test_the_configurations_of_the_operations_page_are_valid(tmp_path: Path) -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL)
+    assert len(examples) > 2
+    for text in examples:
+        path = tmp_path / "engine.yaml"
+        path.write_text(text)
+        environ = {name: name for name in re.findall(r"\${(\w+)}", text)}
+        check(load_config(path, environ=environ), Registry.discover())
