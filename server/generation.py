@@ -14,7 +14,7 @@ from engine.messages import FinishReason, Output
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError, bad_request
 from engine.server.exchange import Exchange, Run, current
-from engine.server.limits import charge, charge_output
+from engine.server.limits import charge, charge_output, check_concurrency
 from engine.server.state import ServerState
 from engine.text import ChoiceText, Delta
 
@@ -42,6 +42,7 @@ async def generate(state: ServerState, jobs: Sequence[tuple[Job, ChoiceText]]) -
             the request, 503 when it stops.
     """
     exchange = current()
+    check_concurrency(exchange, state.active.values(), state.pace.wait(1, time.monotonic()))
     charge(state.limiter, exchange, (job.prompt for job, _ in jobs))
     state.journal.begin(exchange)
     streams = [_choice(state, exchange, job, text) for job, text in jobs]

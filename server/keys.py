@@ -26,6 +26,7 @@ class Key:
     salt: str = ""  # keeps its cached prefixes apart from those of others
     rate: Rate = field(default_factory=Rate)
     weight: float = 1.0
+    concurrent: int | None = None  # requests answered at once
 
     def salted(self, salt: str) -> str:
         """The cache salt of a request that brings one of its own, or none."""
@@ -89,6 +90,7 @@ def _key(section: KeySection) -> Key:
         salt=f"key {digest}" if section.cache_group is None else f"group {section.cache_group}",
         rate=Rate(requests=section.requests_per_minute, tokens=section.tokens_per_minute),
         weight=section.weight,
+        concurrent=section.concurrent_requests,
     )
 
 

@@ -39,6 +39,26 @@ def build_limiter(config: EngineConfig, registry: Registry) -> RateLimiter | Non
     return limiter
 
 
+def check_concurrency(exchange: Exchange, active: Iterable[Exchange], seconds: int) -> None:
+    """Refuse a request of a key that has as many under way as it may.
+
+    Args:
+        active: the exchanges under way, this one included.
+        seconds: when to come back.
+
+    Raises:
+        ApiError: 429.
+    """
+    key = exchange.key
+    if key.concurrent is not None and sum(other.key.name == key.name for other in active) > key.concurrent:
+        raise ApiError(
+            429,
+            f"the key {key.name!r} may have {key.concurrent} requests answered at once; wait for one to end",
+            code="concurrency_limit_exceeded",
+            retry_after=seconds,
+        )
+
+
 def charge(limiter: RateLimiter | None, exchange: Exchange, prompts: Iterable[Sequence[int]]) -> None:
     """Let a request through, at the price of its prompts; choices of one prompt share it.
 
@@ -125,4 +145,4 @@ _PLAUSIBLE = 8
 _CHEAP = 2**16
 """Characters that are tokenized whatever the context: it takes some 30 ms, and the refusal can say the exact length."""
 
-__all__ = ["build_limiter", "charge", "charge_output", "check_length", "check_messages"]
+__all__ = ["build_limiter", "charge", "charge_output", "check_concurrency", "check_length", "check_messages"]

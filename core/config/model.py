@@ -189,6 +189,9 @@ class KeySection(Section):
     cache_group: str | None = Field(
         default=None, description="Keys of one group find each other's cached prefixes; alone if unset."
     )
+    concurrent_requests: int | None = Field(
+        default=None, gt=0, description="Requests answered at once; one more is refused with 429. No limit if unset."
+    )
     requests_per_minute: float | None = Field(default=None, gt=0, description="Rate limit; none if unset.")
     tokens_per_minute: float | None = Field(
         default=None, gt=0, description="Rate limit over prompt and answer; none if unset."

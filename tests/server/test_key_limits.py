@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -133,3 +134,22 @@ def test_the_pace_stays_within_reason() -> None:
     assert pace.wait(10, 1.0) == 5
     assert pace.wait(10**9, 1.0) == 120
     assert pace.wait(4, 20.0) == 40  # and slows down while nothing finishes
+
+
+def test_a_key_may_have_so_many_requests_under_way(serving: Any) -> None:
+    live = serving(overrides=("server.api_keys=[{key: k, name: kim, concurrent_requests: 2}, free]",))
+    live.call(live.core.gate.clear)
+    threads = [Thread(target=ask, args=(live, "k")) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    live.until(lambda: len(live.core.calls) == 2)
+    refused = ask(live, "k")
+    error = live.error(refused, 429)
+    assert error["code"] == "concurrency_limit_exceeded"
+    assert "'kim' may have 2 requests answered at once" in error["message"]
+    assert refused.headers["retry-after"] == "1"
+    live.call(live.core.gate.set)
+    for thread in threads:
+        thread.join(20)
+    live.until(lambda: not live.state.active)
+    assert ask(live, "k").status_code == ask(live, "free").status_code == 200
