@@ -27,6 +27,9 @@ T = TypeVar("T")
 _KEPT = 256
 _COMPILERS = 2
 
+FILLERS = 4
+"""Threads that fill masks; a large batch is shared among them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarLimits:
@@ -55,7 +58,7 @@ class Grammars:
     ) -> None:
         self.limits, self._make_tokens, self._build, self._wake = limits, make_tokens, build, wake
         self._pool = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
-        self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._masks = ThreadPoolExecutor(FILLERS, thread_name_prefix="masks")
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._known: WeakValueDictionary[Structured, Future[Matcher]] = WeakValueDictionary()
         self._recent: OrderedDict[Structured, Future[Matcher]] = OrderedDict()
@@ -112,7 +115,7 @@ class Grammars:
             return self._backend
 
     def aside(self, work: Callable[[], T]) -> Future[T]:
-        """Do something on the thread that fills masks."""
+        """Do something on a thread that fills masks."""
         return self._masks.submit(work)
 
     def close(self) -> None:
@@ -156,4 +159,4 @@ def _depth(text: str) -> int:
     return deepest
 
 
-__all__ = ["GrammarLimits", "Grammars", "token_table"]
+__all__ = ["FILLERS", "GrammarLimits", "Grammars", "token_table"]

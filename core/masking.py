@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from engine.batch import Admission, Entry
 from engine.constraint import Constraint, Mask
-from engine.grammars import Grammars
+from engine.grammars import FILLERS, Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,13 @@ class SlotMasks:
 
 UNMASKED = SlotMasks()
 
-Work = Sequence[tuple[int, Constraint, NDArray[np.int64], int, Sequence[int]]]
-"""Slot, constraint, the slot's tokens, position to sample at, drafts."""
+Work = Sequence[tuple[int, Constraint | str, NDArray[np.int64], int, Sequence[int]]]
+"""Slot, constraint (or why there is none), the slot's tokens, position to sample at, drafts."""
+
+_Filled = dict[int, list[Mask | None] | str]
+
+_LEAST = 8
+"""Slots that one thread is worth."""
 
 
 class Masking:
@@ -49,7 +55,7 @@ class Masking:
     def __init__(self, grammars: Grammars | None, device: torch.device) -> None:
         self._grammars, self._device = grammars, device
         self._constraints: dict[int, Constraint | str] = {}  # by slot; a text says why there is none
-        self._pending: Future[dict[int, list[Mask | None] | str]] | None = None
+        self._pending: list[Future[_Filled]] = []
 
     def admit(self, admission: Admission) -> None:
         """A request takes a slot; the output that it has already is followed before the next mask."""
@@ -76,24 +82,24 @@ class Masking:
         Args:
             tokens: of every slot, [slots, max_len]; rows of constrained slots must not change before `finish`.
         """
-        self._pending = None
+        self._pending = []
         if not self._constraints or self._grammars is None:
             return
-        found = [(e, c) for e in entries if e.samples and (c := self._constraints.get(e.slot)) is not None]
-        faults = {entry.slot: constraint for entry, constraint in found if isinstance(constraint, str)}
         work = [
             (e.slot, constraint, tokens[e.slot], e.start + e.count - len(e.drafts), e.drafts)
-            for e, constraint in found
-            if isinstance(constraint, Constraint)
+            for e in entries
+            if e.samples and (constraint := self._constraints.get(e.slot)) is not None
         ]
-        if found:
-            self._pending = self._grammars.aside(lambda: {**faults, **_fill(work)})
+        share = max(_LEAST, -(-len(work) // FILLERS))
+        for at in range(0, len(work), share):
+            self._pending.append(self._grammars.aside(partial(_fill, work[at : at + share])))
 
     def finish(self) -> Mapping[int, SlotMasks]:
         """The masks of the step by slot; constrained slots only."""
-        if self._pending is None:
-            return {}
-        filled, self._pending = self._pending.result(), None
+        filled: _Filled = {}
+        for part in self._pending:
+            filled |= part.result()
+        self._pending = []
         flat = [mask for masks in filled.values() if not isinstance(masks, str) for mask in masks if mask is not None]
         rows = iter(torch.from_numpy(np.stack(flat)).to(self._device, non_blocking=True) if flat else ())
         return {
@@ -104,11 +110,11 @@ class Masking:
         }
 
 
-def _fill(work: Work) -> dict[int, list[Mask | None] | str]:
-    found: dict[int, list[Mask | None] | str] = {}
+def _fill(work: Work) -> _Filled:
+    found: _Filled = {}
     for slot, constraint, tokens, first, drafts in work:
         try:
-            found[slot] = constraint.masks(tokens, first, drafts)
+            found[slot] = constraint if isinstance(constraint, str) else constraint.masks(tokens, first, drafts)
         except ValueError as error:
             found[slot] = str(error)
         except BaseException as error:  # a stranger's code, whose panics may be no Exception: only this request suffers

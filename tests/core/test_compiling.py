@@ -274,6 +274,25 @@ def test_a_fault_in_a_matcher_harms_its_slot_only() -> None:
         assert masking.finish() == {}
 
 
+def test_a_large_batch_is_shared_among_threads_and_every_slot_gets_its_own_mask() -> None:
+    backend, slots = Slow(), 60
+    backend.go.set()
+    with made(backend) as (grammars, _):
+        masking = Masking(grammars, torch.device("cpu"))
+        for slot in range(slots):
+            params = SamplingParams(structured=Structured("regex", chr(slot)))
+            masking.admit(Admission(slot=slot, tokens=[1], prompt_len=1, params=params, seed=0, stop_ids=()))
+        for taken in (range(slots), range(0, slots, 7)):
+            entries = [Entry(slot=s, start=0, count=1, samples=True, first_page=0, new_pages=[s]) for s in taken]
+            masking.begin(entries, np.ones((slots, 4), dtype=np.int64))
+            found = masking.finish()
+            for slot in taken:
+                row = found[slot].row(0)
+                assert row is not None
+                assert int(row.view(torch.int32)[slot // 32]) & 0xFFFFFFFF == 1 << slot % 32
+            assert sorted(found) == list(taken)
+
+
 def test_the_table_of_a_tokenizer_covers_the_columns_of_the_model() -> None:
     tokenizer = byte_tokenizer()
     table = token_table(tokenizer, 300, [EOS])
