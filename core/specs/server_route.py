@@ -7,7 +7,8 @@ Errors: what `build` raises ends the start-up. What a handler raises becomes an 
 of an `HTTPException`.
 
 `build(options, *, state: Any) -> fastapi.APIRouter`; `state` is the server's `ServerState` (client, tokenizer, config).
-Routes stand behind the API key like the built-in ones; a path that exists already is refused at start.
+Routes stand behind the API keys like the built-in ones: a path under `/engine/` takes the scope admin, any other infer.
+A path that exists already is refused at start.
 """
 
 from __future__ import annotations
