@@ -73,7 +73,7 @@ class Timekeeper:
         took = 0.0 if self._last is None else now - self._last
         self._last = now
         self._steps += 1
-        if not any(entry.count - len(entry.drafts) > 1 for entry in batch.entries):
+        if not _has_prompt(batch):
             self._decode = took if self._decode is None else self._decode + _SMOOTHING * (took - self._decode)
         elif self._decode is not None:
             self._stalls += max(0.0, took - self._decode)
@@ -110,6 +110,16 @@ class Timekeeper:
         if life.parted is not None:
             life.preempted += now - life.parted
             life.parted = None
+
+
+def _has_prompt(batch: StepBatch) -> bool:
+    """Whether part of a prompt is computed in the step. Entries with a single token come first, so this is quick."""
+    for entry in reversed(batch.entries):
+        if entry.count == 1:
+            return False
+        if entry.count - len(entry.drafts) > 1:
+            return True
+    return False
 
 
 __all__ = ["Timekeeper"]
