@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -77,6 +80,32 @@ def test_the_examples_of_the_documentation_run(
     exec(code.replace("http://127.0.0.1:8000", base), {})
     said = capsys.readouterr().out
     assert ("Paris" in said) if number == 0 else said.strip()
+
+
+def test_what_must_have_a_form_has_it_over_each_api(base: str, client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}
+    flat: Any = [{"type": "function", "name": "weather", "parameters": city, "strict": True}]
+    forced: Any = {"type": "function", "name": "weather"}
+    response = client.responses.create(
+        model=model.id, input="Weather?", temperature=0, max_output_tokens=200, tools=flat, tool_choice=forced
+    )
+    (call,) = response.output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments)["city"] in ("Rome", "Paris")
+    with anthropic.DefaultHttpxClient(trust_env=False) as http:
+        claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, http_client=http)
+        message = claude.messages.create(
+            model=model.id,
+            max_tokens=200,
+            messages=[{"role": "user", "content": "Weather?"}],
+            tools=[{"name": "weather", "input_schema": city}],
+            tool_choice={"type": "tool", "name": "weather"},
+            extra_body={"temperature": 0},
+        )
+    (block,) = message.content
+    assert block.type == "tool_use"
+    assert block.input["city"] in ("Rome", "Paris")
 
 
 def test_chat_starts_a_server_of_its_own() -> None:
