@@ -1,4 +1,4 @@
-"""The tokenizer beside an engine core process, read by the weight loader that the core chooses too. Imports no torch."""
+"""The tokenizer beside an engine core process, read by the loader that the core chooses too. Imports no torch."""
 
 from __future__ import annotations
 
