@@ -93,12 +93,16 @@ class ResponseReply:
     def fail(self, error: ApiError) -> None:
         """The response will not be finished."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
-        self.keep()
+        self._break_off(status="failed", error={"code": code, "message": error.message})
 
     def cancel(self) -> None:
         """Nobody wants the response any more."""
-        self._response["status"] = "cancelled"
+        self._break_off(status="cancelled")
+
+    def _break_off(self, **fields: Any) -> None:
+        for _ in self._writer.close("incomplete"):
+            continue  # nobody is told
+        self._response |= fields
         self.keep()
 
     def _encoded(self, event: Event) -> bytes:

@@ -207,6 +207,7 @@ def test_a_failure_ends_the_stream_with_an_event(serving: Callable[..., Any]) ->
     failed = events[-1]["response"]
     assert failed["status"] == "failed"
     assert failed["error"] == {"code": "server_error", "message": "the step failed"}
+    assert failed["output"][0]["status"] == "incomplete"
     assert live.error(ask(live), 500)["message"] == "the step failed"
     made = response(live, background=True)
     live.until(lambda: not live.state.active)
