@@ -62,7 +62,8 @@ def test_build_takes_the_arguments_that_the_page_states(point: ModuleType) -> No
     for owned in built_in:
         parameters = inspect.signature(owned.offer.build).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == stated, owned.offer.name
+            taken = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+            assert taken - ({"inner"} if owned.offer.wraps else set()) == stated, owned.offer.name
 
 
 def test_fields_carry_the_comments_that_stand_beside_them() -> None:
@@ -86,8 +87,7 @@ def test_fields_carry_the_comments_that_stand_beside_them() -> None:
 def test_signatures_are_as_written_without_self() -> None:
     source = SpecSource("def f(self, a: int, *rest: str, b: int = 2, c: str, **more: int) -> None: ...\n")
     assert (
-        source.signature(source.function("f"))
-        == "def f(a: int, *rest: str, b: int = 2, c: str, **more: int) -> None"
+        source.signature(source.function("f")) == "def f(a: int, *rest: str, b: int = 2, c: str, **more: int) -> None"
     )
 
 

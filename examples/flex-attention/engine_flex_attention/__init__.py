@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from engine.specs.attention import AttentionBackend, AttentionShape
 
 
-def build(options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend:
+def build(
+    options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile, **context: object
+) -> AttentionBackend:
     """On CUDA one kernel is made of it; on a CPU its operations run one by one."""
     from engine_flex_attention.backend import FlexAttention
 

@@ -21,7 +21,7 @@ class SuffixOptions(Options):
     memory: int = Field(0, ge=0, le=2**24, description="Tokens of finished requests to look in too; about 1 kB each.")
 
 
-def build(options: SuffixOptions, *, profile: ModelProfile, max_running: int) -> Speculator:
+def build(options: SuffixOptions, *, profile: ModelProfile, max_running: int, **context: object) -> Speculator:
     """Needs neither the model nor the number of requests."""
     from engine_suffix.speculator import SuffixSpeculator
 
