@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
+from engine.config.model import ListenSection
 from engine.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -29,14 +30,32 @@ _LAST_WORDS: Final = 2.0
 """Seconds for answers that were cut off to tell their clients."""
 
 
+class Draining(Protocol):
+    """What stands behind a server that drains: an engine's state, or a router's."""
+
+    draining: bool
+    stopping: bool
+
+    @property
+    def active(self) -> Sized:
+        """Answers under way."""
+
+    @property
+    def listening(self) -> ListenSection:
+        """The part of the configuration that says where to listen."""
+
+    def stop_active(self) -> None:
+        """Cut off the answers under way."""
+
+
 class DrainingServer(uvicorn.Server):
     """A server whose first signal begins a drain, and whose second ends it.
 
     While it drains, it is not ready and refuses new requests; those under way may finish.
     """
 
-    def __init__(self, app: FastAPI, state: ServerState) -> None:
-        tls = state.config.server.tls
+    def __init__(self, app: FastAPI, state: Draining) -> None:
+        tls = state.listening.tls
         super().__init__(
             uvicorn.Config(
                 app,
@@ -68,7 +87,7 @@ class DrainingServer(uvicorn.Server):
     async def drain(self) -> None:
         """Let the answers under way finish, for a while, then stop."""
         self._state.draining = self._state.stopping = True
-        seconds = self._state.config.server.drain_seconds
+        seconds = self._state.listening.drain_seconds
         if self._state.active:
             log.info("draining: %d answers may take %.0f s to finish", len(self._state.active), seconds)
         end = self._loop.time() + seconds

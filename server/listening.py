@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from engine.config.model import ServerSection
+from engine.config.model import ListenSection
 from engine.errors import ConfigError, ResourceError
 
 _BACKLOG: Final = 2048
 
 
 @contextmanager
-def listen(section: ServerSection) -> Iterator[socket.socket]:
+def listen(section: ListenSection) -> Iterator[socket.socket]:
     """The listening socket that the configuration asks for; a Unix socket's file goes with it.
 
     Raises:
@@ -101,7 +101,7 @@ def _remove_stale(path: Path) -> None:
         raise ResourceError(f"a server listens on {path} of server.uds already; stop it or take another path")
 
 
-def _check_tls(section: ServerSection) -> None:
+def _check_tls(section: ListenSection) -> None:
     cert, key = section.tls.cert, section.tls.key
     if (cert is None) != (key is None):
         raise ConfigError("server.tls needs both cert and key; give the other one too")

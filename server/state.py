@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config.explain import Row
-from engine.config.model import EngineConfig
+from engine.config.model import EngineConfig, ListenSection
 from engine.errors import EngineError
 from engine.messages import Output, Phase, Ready
 from engine.parsing.choice import Parsers
@@ -91,6 +91,11 @@ class ServerState:
         self.keys = KeyRing(section.api_keys)
         self.journal = Journal(section.kept_requests, lines=self.config.logging.requests)
         self.liveness = Liveness(section.stall_seconds)
+
+    @property
+    def listening(self) -> ListenSection:
+        """Where the server listens, and how it ends."""
+        return self.config.server
 
     @property
     def serving(self) -> bool:

@@ -224,25 +224,30 @@ class TlsSection(Section):
     key: str | None = Field(default=None, description="PEM file of the private key, without a password.")
 
 
-class ServerSection(Section):
-    """The HTTP side."""
+class ListenSection(Section):
+    """Where an HTTP server of ours listens, and how it ends."""
 
     host: str = Field(default="127.0.0.1", description="Address to bind.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to bind; 0 takes a free one.")
     uds: str | None = Field(default=None, description="Path of a Unix socket to listen on instead of host and port.")
     tls: TlsSection = TlsSection()
+    max_body: Bytes = Field(default=8 * 2**20, description="Bytes of the largest request body, such as 8MiB.")
+    drain_seconds: float = Field(
+        default=30.0, ge=0, description="After SIGTERM, how long running requests may take to finish."
+    )
+
+
+class ServerSection(ListenSection):
+    """The HTTP side."""
+
     api_keys: list[Key] = Field(
         default_factory=list, description="Keys that clients must send as a bearer token; open if empty."
     )
     rate_limit: Part = Field(default=Component(), description="Rate limiter; one is built when a key has a limit.")
-    max_body: Bytes = Field(default=8 * 2**20, description="Bytes of the largest request body, such as 8MiB.")
     max_n: int = Field(default=64, gt=0, description="Most choices one request may ask for.")
     max_messages: int = Field(default=2048, gt=0, description="Most messages in one conversation.")
     max_stop: int = Field(default=16, gt=0, description="Most stop strings in one request.")
     cors_origins: list[str] = Field(default_factory=lambda: ["*"], description="Origins that browsers may call from.")
-    drain_seconds: float = Field(
-        default=30.0, ge=0, description="After SIGTERM, how long running requests may take to finish."
-    )
     stall_seconds: float = Field(
         default=120.0, gt=0, description="Without a step for so long while requests wait, /health/live fails."
     )
@@ -303,4 +308,4 @@ class EngineConfig(Section):
     tracing: TracingSection = TracingSection()
 
 
-__all__ = ["Component", "ConnectorSection", "EngineConfig", "KeySection", "Section"]
+__all__ = ["Component", "ConnectorSection", "EngineConfig", "KeySection", "ListenSection", "Section"]
