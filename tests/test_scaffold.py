@@ -5,6 +5,7 @@ All are written once and tested in one run of pytest; the walk of docs/writing-a
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from engine.scaffold import scaffold
 from engine.server.cli.main import program
 from engine.spec_docs import short_name
 from engine.specs import POINTS
+from engine.testing.tokenizer import EOS, byte_tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "core" / "scaffold" / "templates"
 
@@ -38,6 +40,20 @@ STRICT = [
     "--select",
     "E,F,I,UP,B,RUF,SIM,PIE,RET,PT",
 ]
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": EOS + 1,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "eos_token_id": EOS,
+}
+"""A model of a few thousand weights."""
 
 every_point = pytest.mark.parametrize("point", POINTS, ids=short_name)
 
@@ -119,14 +135,29 @@ def test_a_package_declares_its_entry_point_and_hook_api(packages: Path, point: 
     assert (packages / name / implementation).is_file()
 
 
-def test_each_is_found_and_its_configuration_valid(packages: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def installed(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which all packages are installed, as far as their metadata say."""
+    site = tmp_path_factory.mktemp("site")
     for name in [path.name for path in packages.glob("my-*")]:
-        info = tmp_path / f"{name.replace('-', '_')}-0.1.0.dist-info"
+        info = site / f"{name.replace('-', '_')}-0.1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
         groups = tomllib.loads((packages / name / "pyproject.toml").read_text())["project"]["entry-points"]
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in each.items()) for group, each in groups.items()]
         (info / "entry_points.txt").write_text("".join(lines))
+    environment = visible(packages)
+    return environment | {"PYTHONPATH": environment["PYTHONPATH"] + os.pathsep + str(site)}
+
+
+def python(environment: dict[str, str], *arguments: str) -> str:
+    """What a program prints."""
+    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_each_is_found_and_its_configuration_valid(packages: Path, installed: dict[str, str]) -> None:
     code = f"""
 import pathlib
 from engine.config.components import check
@@ -139,10 +170,39 @@ assert {{entry.state for entry in found.values()}} == {{"ok"}}, found
 for path in sorted(pathlib.Path({str(packages)!r}).glob("*/engine.yaml")):
     check(load_config(path), registry)
 """
-    environment = visible(packages)
-    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
+    python(installed, "-c", code)
+
+
+ENGINE = """
+import json, sys
+from engine import LLM, SamplingParams
+chosen = ["attention=my-attention", "kv_cache=my-kv-cache", "speculator=my-speculator", "executor=my-executor",
+          "scheduler=my-scheduling", "observers=[my-observer]", "grammar=my-grammar"]
+for parts in ([], chosen, ["quantization=my-quantization"]):
+    fixed = [f"model.source=path:{sys.argv[1]}", "model.loader=dummy", "model.dtype=float32", "kv_cache.pages=128"]
+    with LLM(None, [*fixed, *parts]) as llm:
+        params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+        texts = [each.token_ids for each in llm.generate(["abcabcabcabc", "once upon a time"], params)]
+        names = sorted(choice.name for _, choice in llm.composition.parts() if choice.name.startswith("my-"))
+    print(json.dumps([names, texts]))
+"""
+
+
+def test_an_engine_of_generated_parts_says_the_same(installed: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    byte_tokenizer()._backend.save(str(tmp_path / "tokenizer.json"))
+    built_in, ours, rounded = map(json.loads, python(installed, "-c", ENGINE, str(tmp_path)).splitlines())
+    parts = ["attention", "executor", "grammar", "kv-cache", "observer", "scheduling", "speculator"]
+    assert ours[0] == [f"my-{part}" for part in parts]
+    assert ours[1] == built_in[1]
+    assert [len(text) for text in ours[1]] == [24, 24]
+    assert rounded[0] == ["my-quantization"]
+
+
+def test_a_wrapper_is_checked_around_an_installed_component(installed: dict[str, str]) -> None:
+    code = "from engine.server.cli.main import main; main()"
+    shown = python(installed, "-c", code, "plugins", "check", "my-grammar")
+    assert ", 0 failed," in shown
 
 
 def run(*arguments: str) -> str:

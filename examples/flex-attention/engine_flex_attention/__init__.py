@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def build(
     options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile, **context: object
 ) -> AttentionBackend:
-    """On CUDA one kernel is made of it; on a CPU its operations run one by one."""
+    """Make the backend; raises ValueError when the heads can't be grouped."""
     from engine_flex_attention.backend import FlexAttention
 
-    return FlexAttention(shape, page_size, fused=device.kind == "cuda")
+    return FlexAttention(shape, page_size)
 
 
 @hookimpl
@@ -29,6 +29,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
             summary="one flex_attention call a layer, with the whole step as one packed sequence",
             build=build,
             capabilities=Capabilities(
+                devices=frozenset({"cpu"}),
                 dtypes=frozenset({"float32", "bfloat16", "float16"}),
                 kv_kinds=frozenset(KVKind),
                 layouts=frozenset({Layout.SPLIT, Layout.LATENT}),

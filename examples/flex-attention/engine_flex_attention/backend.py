@@ -1,7 +1,7 @@
 """A step as one packed sequence: T queries over the L tokens that its requests have in the cache, and a mask.
 
 The mask says that a query sees keys of its own request, up to itself and within the window of the layer; in a tree it
-sees its ancestors. flex_attention turns that into a list of blocks, and on CUDA into one kernel. Keys are gathered from
+sees its ancestors. flex_attention leaves out the blocks of which nothing is seen. Keys are gathered from
 their pages token by token, so nothing is read that was never written.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from engine.plugin import KVKind
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
@@ -33,13 +32,12 @@ class Plan:
 class FlexAttention(AttentionBackend):
     """Every kind of KV and every mask."""
 
-    def __init__(self, shape: AttentionShape, page_size: int, *, fused: bool) -> None:
+    def __init__(self, shape: AttentionShape, page_size: int) -> None:
         if shape.heads % shape.kv_heads:
             raise ValueError(f"{shape.heads} query heads can't be shared out among {shape.kv_heads} KV heads")
         self.shape, self.page_size = shape, page_size
-        if not fused:  # its operations one by one, without tracing them anew for every shape: 5 ms a call instead of 40
-            flex.__dict__["_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"] = True
-        self._flex: Callable[..., Any] = torch.compile(flex_attention, dynamic=True) if fused else flex_attention
+        # Its operations run one by one, without being traced anew for every shape: 5 ms a call instead of 40.
+        flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
         self._cap = _softcap(shape.softcap) if shape.softcap is not None else None
 
     def kv_layout(self) -> KVLayout:
@@ -87,8 +85,11 @@ class FlexAttention(AttentionBackend):
             return q.new_empty(0, self.shape.heads, self.shape.v_head_dim)
         keys = kv[0][plan.keys]
         values = keys[..., : self.shape.v_head_dim] if v is None else kv[1][plan.keys]
-        out: Tensor = self._flex(
-            *(x.transpose(0, 1)[None] for x in (q, keys, values)),
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, keys, values))
+        out = flex.flex_attention(
+            query,
+            key,
+            value,
             score_mod=self._cap,
             block_mask=plan.masks[self.shape.windows[layer]],
             scale=self.shape.scale,
