@@ -50,8 +50,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process that sees the packages."""
-    environment = os.environ | {"PYTHONPATH": str(site)}
+    """Python in a process that sees the packages; more threads would not help tensors that small."""
+    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=site, env=environment
     )

@@ -72,8 +72,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def visible(folder: Path) -> dict[str, str]:
-    """An environment in which all packages can be imported."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in sorted(folder.glob("my-*")))}
+    """An environment in which all packages can be imported; more threads would not help tensors that small."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(str(path) for path in sorted(folder.glob("my-*"))),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +200,6 @@ def test_an_engine_of_generated_parts_says_the_same(installed: dict[str, str], t
     assert ours[1] == built_in[1]
     assert [len(text) for text in ours[1]] == [24, 24]
     assert rounded[0] == ["my-quantization"]
-
-
-def test_a_wrapper_is_checked_around_an_installed_component(installed: dict[str, str]) -> None:
-    code = "from engine.server.cli.main import main; main()"
-    shown = python(installed, "-c", code, "plugins", "check", "my-grammar")
-    assert ", 0 failed," in shown
 
 
 def run(*arguments: str) -> str:
