@@ -94,7 +94,11 @@ def test_draining_can_be_taken_back(held: Any) -> None:
     assert int(refused.headers["retry-after"]) >= 1
     held.call(held.core.gate.set)
     assert running.answer().status_code == 200
-    assert held.http.post("/engine/drain", json={"drain": False}).json() == {"draining": False, "active": 0}
+    for _ in range(500):  # the client may have its answer a moment before the server has put it away
+        resumed = held.http.post("/engine/drain", json={"drain": False}).json()
+        if not resumed["active"]:
+            break
+    assert resumed == {"draining": False, "active": 0}
     assert held.complete().status_code == 200
 
 
