@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +19,7 @@ BROKEN = -1
 class EchoRunner:
     """Answers each step with its number; keeps account of where it was called."""
 
-    patience = 30.0  # seconds at a closed gate
+    patience = 30.0
 
     def __init__(self) -> None:
         self.threads = {threading.get_ident()}
@@ -61,12 +62,16 @@ def step(number: int) -> StepBatch:
 class ExecutorConformance(OfferConformance):
     """Subclasses set `offer` and `module`. For executors whose ranks are threads of this process."""
 
+    patience: ClassVar[float] = 30.0
+    """Seconds that a step waits at a closed gate."""
+
     def start(self, runner: type[EchoRunner] = EchoRunner) -> tuple[Executor, EchoRunner]:
         """An executor and the runner it made."""
         made: list[EchoRunner] = []
 
         def make_runner() -> EchoRunner:
             made.append(runner())
+            made[-1].patience = self.patience
             return made[-1]
 
         executor = self.offer.build(self.options(), make_runner=make_runner)

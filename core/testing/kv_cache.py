@@ -58,6 +58,18 @@ class KVCacheConformance(OfferConformance):
         cache.close("a")
         cache.check()
 
+    def test_a_closed_request_leaves_nothing(self) -> None:
+        """Whatever was allocated, committed or half full is free or cached afterwards."""
+        cache = self.cache()
+        for name, allocated, committed in [("a", 6, 4), ("b", 9, 0), ("c", 8, 8), ("d", 1, 1)]:
+            cache.open(name, [3] * 9)
+            assert cache.allocate(name, allocated)
+            cache.commit(name, [3] * 9, committed)
+            cache.close(name)
+            cache.check()
+            stats = cache.stats()
+            assert (stats.held, stats.free + stats.cached, cache.available()) == (0, 16, 16)
+
     def test_allocation_grows_by_whole_pages(self) -> None:
         """The block table only grows, and only when the tokens don't fit."""
         cache = self.cache()
@@ -129,6 +141,16 @@ class KVCacheConformance(OfferConformance):
         assert cache.match(trunk + [3] * 6).pages == cache.block_table("b")[:3]
         assert cache.match(trunk + [2] * 9).pages == cache.block_table("a")
         assert cache.match([*trunk, 4]).pages == cache.block_table("a")[:2]
+        cache.check()
+
+    @proves("flags:prefix_reuse")
+    def test_equal_pages_after_other_prefixes_are_apart(self) -> None:
+        """A page's KV depends on everything before it, so its own tokens are not enough."""
+        cache = self.reusing()
+        fill(cache, "a", [1] * 4 + [9] * 4)
+        fill(cache, "b", [2] * 4 + [8] * 4)
+        assert cache.match([2] * 4 + [9] * 5) == ([cache.block_table("b")[0]], 4)
+        assert cache.match([9] * 5) == NOTHING
         cache.check()
 
     @proves("flags:prefix_reuse")

@@ -102,8 +102,8 @@ class QuantizationConformance(OfferConformance):
     def test_rows_stand_in_the_order_of_the_names(self, dtype: str) -> None:
         """A merged layer is its parts side by side, whatever their order."""
         x = self.inputs(dtype)
-        merged = self.layer(dtype, "k", "q", "v")(x).cpu().double()
-        apart = torch.cat([self.layer(dtype, letter)(x).cpu().double() for letter in "kqv"], dim=1)
+        merged = self.layer(dtype, "v", "k", "q")(x).cpu().double()
+        apart = torch.cat([self.layer(dtype, letter)(x).cpu().double() for letter in "vkq"], dim=1)
         assert merged.shape == apart.shape
         assert (merged - apart).norm() / apart.norm() < COARSE
 

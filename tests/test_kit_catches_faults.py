@@ -1,0 +1,55 @@
+"""The conformance kit is tested by plugins with one fault each: every one is caught, by the check that is meant for it.
+
+A module of `broken_plugins` names in `CAUGHT_BY` the check that must fail and, where the fault breaks a few claims
+alone, in `FAILS` the claims that may. All of them go through one pytest run of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from engine.testing.suites import SUITES
+from engine.testing.verdict import Check, Outcome, verdicts
+
+FOLDER = Path(__file__).parent / "broken_plugins"
+FAULTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("broken_parts", "run_faults"))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Check]:
+    """What every check of every faulty plugin showed."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    command += ["-q", "--tb=no", "-Wignore", "--engine-record=record.json", str(FOLDER / "run_faults.py")]
+    environment = os.environ | {"PYTHONPATH": str(FOLDER)}
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stdout + run.stderr
+    return [Check.read(one) for one in json.loads((folder / "record.json").read_text())]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_caught_by_the_right_check(name: str, found: list[Check], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = import_module(name)
+    checks = [check for check in found if check.suite == f"Test_{name}"]
+    failed = {check.check for check in checks if check.outcome is Outcome.FAILED}
+    assert module.CAUGHT_BY in failed, f"{module.__doc__} Only {sorted(failed)} failed."
+    assert any(check.outcome is Outcome.PASSED for check in checks), "nothing passed: the plugin is no plugin at all"
+    hook = next(hook for hook in SUITES if hasattr(module, hook))
+    (offer,) = getattr(module, hook)()
+    claims = {v.claim for v in verdicts(offer.capabilities, checks) if v.outcome is Outcome.FAILED}
+    assert claims <= getattr(module, "FAILS", claims), "other claims fail too"
+
+
+def test_there_is_a_fault_for_every_extension_point_with_a_contract_of_its_own() -> None:
+    covered = {hook for hook in SUITES for name in FAULTS if name.startswith(hook.split("_")[0])}
+    assert covered >= {"attention_backends", "kv_caches", "kv_connectors", "speculators", "models", "executors"}
+    assert len(FAULTS) >= 20
