@@ -109,6 +109,15 @@ def test_every_point_has_templates_and_every_template_a_point() -> None:
     assert {path.name for path in TEMPLATES.iterdir()} == {short_name(point) for point in POINTS} | {"package"}
 
 
+def test_every_template_is_shipped() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    shipped = project["tool"]["setuptools"]["package-data"]["engine"]
+    core = TEMPLATES.parents[1]
+    assert [path for path in TEMPLATES.rglob("*") if path.is_file()] == [
+        path for path in TEMPLATES.rglob("*") if any(path in core.glob(pattern) for pattern in shipped)
+    ]
+
+
 @every_point
 def test_a_package_passes_its_own_tests_as_it_is_written(outcomes: dict[str, list[str]], point: ModuleType) -> None:
     found = outcomes[f"test_{name_of(point).replace('-', '_')}"]
