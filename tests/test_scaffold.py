@@ -253,7 +253,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
         ("json", "'json' is taken by Python"),
         ("class", "'class' is taken by Python"),
         ("engine", "'engine' is taken by Python or by engine itself"),
-        ("radix", "engine-llm 0.1.0 offers a KV cache 'radix' already; take another name"),
+        ("radix", "the KV cache 'radix' is offered by engine-llm 0.1.0 already; take another name"),
     ],
 )
 def test_a_bad_name_is_refused_with_a_better_one(tmp_path: Path, name: str, said: str) -> None:

@@ -30,7 +30,9 @@ def command(point: str, name: str, parent: Path) -> None:
     package = scaffold(spec, name)
     for owned in Registry.discover().offers(spec.HOOK):
         if owned.offer.name == name and owned.entry.state is State.OK:
-            raise PluginError(f"{owned.entry.owner} offers a {noun(spec.HOOK)} {name!r} already; take another name")
+            raise PluginError(
+                f"the {noun(spec.HOOK)} {name!r} is offered by {owned.entry.owner} already; take another name"
+            )
     folder = parent / name
     package.write(folder)
     for path in sorted(package.files):
