@@ -32,6 +32,7 @@ class Turn:
     prompt: list[int]
     n: int  # choices
     tokenizer: Tokenizer
+    kv_action: str | None = None  # what the client does with the KV
 
 
 async def answer(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]:
@@ -74,7 +75,7 @@ async def begin(state: ServerState, body: ChatRequest) -> Turn:
     )
     jobs = choices(body, tokenizer, ready, [prompt], reading.constrained(params), state.config, reading)
     news = read_events(generate(state, jobs), [reading.reader() for _ in jobs])
-    return Turn(news=news, prompt=prompt, n=len(jobs), tokenizer=tokenizer)
+    return Turn(news=news, prompt=prompt, n=len(jobs), tokenizer=tokenizer, kv_action=body.kv_transfer_action)
 
 
 def _refuse(body: ChatRequest) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from engine.messages import TokenLogprobs
 from engine.server.events import Content, Event, News, Reasoning, ToolArguments, ToolBegin, ToolEnd
 from engine.server.exchange import current
+from engine.server.kv_handover import handed_over
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.plan import Usage
 from engine.server.protocol import ChatRequest
@@ -116,9 +117,7 @@ class ChatReply:
             reply["prompt_token_ids"] = self._prompt
         if self._body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scores, self._body.prompt_logprobs)
-        if transfer is not None:
-            reply["kv_transfer_params"] = transfer
-        yield msgspec.json.encode(reply)
+        yield msgspec.json.encode(reply | handed_over(transfer, self._body.kv_transfer_action))
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         made = {
@@ -174,9 +173,7 @@ class ChatReply:
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self._usage.as_dict() if options.continuous_usage_stats else None
-        if transfer is not None:
-            chunk["kv_transfer_params"] = transfer
-        return event(chunk)
+        return event(chunk | handed_over(transfer, self._body.kv_transfer_action))
 
 
 __all__ = ["ChatReply"]

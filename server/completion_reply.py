@@ -10,6 +10,7 @@ import msgspec
 
 from engine.messages import TokenLogprobs
 from engine.server.exchange import current
+from engine.server.kv_handover import handed_over
 from engine.server.logprobs import CompletionLogprobs, clipped, prompt_logprobs
 from engine.server.plan import Usage
 from engine.server.protocol import CompletionRequest
@@ -126,9 +127,7 @@ class CompletionReply:
             "usage": self._usage.as_dict(),
             "system_fingerprint": None,
         }
-        if transfer is not None:
-            reply["kv_transfer_params"] = transfer
-        yield msgspec.json.encode(reply)
+        yield msgspec.json.encode(reply | handed_over(transfer, self._body.kv_transfer_action))
 
     def _best(self) -> list[int]:
         """The choices to show, those of one prompt side by side, the likeliest first if there are more than asked."""
@@ -164,9 +163,7 @@ class CompletionReply:
             chunk = {**self._frame, "choices": [piece]}
             if wanted:
                 chunk["usage"] = self._usage.as_dict() if running else None
-            if delta.kv_transfer is not None:
-                chunk["kv_transfer_params"] = delta.kv_transfer
-            yield event(chunk)
+            yield event(chunk | handed_over(delta.kv_transfer, self._body.kv_transfer_action))
         if wanted:
             yield event({**self._frame, "choices": [], "usage": self._usage.as_dict()})
         yield DONE

@@ -16,6 +16,7 @@ from engine.messages import Ready
 from engine.sampling_params import SamplingParams
 from engine.server.errors import bad_request
 from engine.server.generation import Job
+from engine.server.kv_handover import transfer_params
 from engine.server.prompts import room
 from engine.server.protocol import Generate
 from engine.server.reading import PLAIN, Reading
@@ -80,7 +81,7 @@ def choices(
     params = with_bad_words(params, tokenizer)
     check_count(len(prompts) * n, ready)
     priority = _priority(body.priority)
-    transfer = _transfer(body.kv_transfer_params, {connector.role for connector in config.kv_connectors})
+    transfer = _transfer(transfer_params(body), {connector.role for connector in config.kv_connectors})
     batch = uuid.uuid4().hex
     kept = reading.kept_tokens(tokenizer)
     made = []

@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from engine.config.model import EngineConfig
 from engine.config.origins import Origins
@@ -13,6 +16,8 @@ from engine.config.overrides import apply
 from engine.config.problems import validated
 from engine.config.source import read
 from engine.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,22 @@ def load_config(
     Raises:
         ConfigError: one line per problem, each with file and line, key, value and what was expected.
     """
-    data, written = ({}, {}) if path is None else read(path)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}:1: expected a mapping of sections such as `model:`, found {type(data).__name__}")
-    for override in overrides:
-        apply(data, written, override)
-    origins = Origins(written)
-    config = validated(EngineConfig, data, origins, (), os.environ if environ is None else environ)
+    config, origins = load_tree(EngineConfig, path, overrides, environ)
     return LoadedConfig(config, origins, path)
 
 
-__all__ = ["LoadedConfig", "load_config"]
+def load_tree(
+    model: type[M], path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> tuple[M, Origins]:
+    """The same for a tree of another shape; see `load_config`."""
+    data, written = ({}, {}) if path is None else read(path)
+    if not isinstance(data, dict):
+        example = next(iter(model.model_fields))
+        raise ConfigError(f"{path}:1: expected a mapping of sections such as `{example}:`, found {type(data).__name__}")
+    for override in overrides:
+        apply(data, written, override)
+    origins = Origins(written)
+    return validated(model, data, origins, (), os.environ if environ is None else environ), origins
+
+
+__all__ = ["LoadedConfig", "load_config", "load_tree"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _OWN = {
     "serve": lazy("engine.server.cli.serve:command", "Serve a model over an OpenAI-compatible HTTP API."),
+    "route": lazy("engine.server.cli.route:command", "Put one address over several engines, prefill and decode."),
     "chat": lazy("engine.server.cli.chat:command", "Talk to a model in this terminal."),
     "batch": lazy("engine.server.cli.batch:command", "Answer a file of requests."),
     "plugins": lazy("engine.server.cli.plugins:group", "See what is installed, and what a configuration takes of it."),

@@ -9,7 +9,7 @@ import logging
 import socket
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,6 +19,7 @@ from engine.config.components import check
 from engine.config.explain import explain
 from engine.config.load import LoadedConfig, load_config
 from engine.discovery import discover
+from engine.errors import ConfigError
 from engine.logs import configure
 from engine.registry import Registry
 from engine.server.cli.lock import DEFAULT as DEFAULT_LOCK
@@ -31,12 +32,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ROLES: Final = {"prefill": "producer", "decode": "consumer", "both": "both"}
+"""What an engine does among others, and what its KV connectors then do."""
+
 
 @click.command("serve")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of CONFIG; repeatable.")
 @click.option("--host", help="Address to bind; as --set server.host=…")
 @click.option("--port", type=int, help="Port to bind, 0 takes a free one; as --set server.port=…")
+@click.option(
+    "--role",
+    type=click.Choice(list(_ROLES)),
+    help="Compute prompts for other engines, go on from their KV, or both: the role of every KV connector of CONFIG.",
+)
 @click.option(
     "--locked",
     is_flag=False,
@@ -46,7 +55,12 @@ log = logging.getLogger(__name__)
     help=f"Refuse to start unless the plugins are those of this lock ({DEFAULT_LOCK} if none is named).",
 )
 def command(
-    config: Path | None, overrides: tuple[str, ...], host: str | None, port: int | None, locked: Path | None
+    config: Path | None,
+    overrides: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    role: str | None,
+    locked: Path | None,
 ) -> None:
     """Serve a model to OpenAI clients.
 
@@ -57,16 +71,31 @@ def command(
     engine serve
     engine serve engine.yaml --port 9000
     engine serve --set model.source=path:/models/mine --set scheduler.max_running=16
+    engine serve engine.yaml --role prefill --port 8101
     engine serve engine.yaml --locked
     """
     more = [f"server.{key}={json.dumps(value)}" for key, value in (("host", host), ("port", port)) if value is not None]
     loaded = load_config(config, [*overrides, *more])
+    if role is not None:
+        loaded = load_config(config, [*overrides, *more, *_role_overrides(loaded, role)])
     configure(loaded.config.logging.level, loaded.config.logging.format, "http")
     if locked is not None:
         insist(locked, discover(loaded.config.plugins.allow, loaded.config.plugins.deny))
     section = loaded.config.server
-    with listen(section) as sock, asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    with listen(section) as sock, asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(_serve(loaded, sock))
+
+
+def _role_overrides(loaded: LoadedConfig, role: str) -> list[str]:
+    """`--set` values that give every KV connector the role.
+
+    Raises:
+        ConfigError: there is no connector that could have one.
+    """
+    count = len(loaded.config.kv_connectors)
+    if not count:
+        raise ConfigError(f"--role {role} needs a KV connector; add one, such as kv_connectors: [local]")
+    return [f"kv_connectors.{i}.role={_ROLES[role]}" for i in range(count)]
 
 
 async def _serve(loaded: LoadedConfig, sock: socket.socket) -> None:
@@ -122,7 +151,7 @@ def _progress(share: float, words: str) -> None:
     log.info("resolving the model: %s (%.0f%%)", words, share * 100)
 
 
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's, if it is installed."""
     if importlib.util.find_spec("uvloop") is None:
         return None

@@ -76,6 +76,9 @@ class MessagesRequest(Conversation, kw_only=True):
     seed: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_action: str | None = None
+    kv_transfer_token: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -12,6 +12,7 @@ from engine.server.chat import Turn
 from engine.server.errors import ApiError
 from engine.server.events import Content, News, Reasoning, ToolArguments, ToolBegin
 from engine.server.exchange import current
+from engine.server.kv_handover import handed_over
 from engine.server.messages_api.errors import error_body
 from engine.server.messages_api.writer import BlockWriter, Event
 from engine.server.plan import Usage
@@ -89,7 +90,7 @@ class MessageReply:
         yield from self._writer.close()
         reason = self._stop_reason(news)
         why = {"stop_reason": reason, "stop_sequence": news.delta.stop_reason if reason == "stop_sequence" else None}
-        self._message |= why
+        self._message |= why | handed_over(news.delta.kv_transfer, self._turn.kv_action)
         yield {"type": "message_delta", "delta": why, "usage": self._usage()}
         yield {"type": "message_stop"}
 

@@ -58,6 +58,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_action: str | None = None
+    kv_transfer_token: str | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -14,6 +14,7 @@ from engine.server.chat import Turn
 from engine.server.errors import ApiError
 from engine.server.events import Content, News, Reasoning, ToolArguments, ToolBegin
 from engine.server.exchange import current
+from engine.server.kv_handover import handed_over
 from engine.server.logprobs import chat_logprobs
 from engine.server.plan import Usage
 from engine.server.responses import named_event
@@ -127,7 +128,7 @@ class ResponseReply:
         if news.finish_reason is not None:
             status = "incomplete" if news.finish_reason == "length" else "completed"
             yield from self._writer.close(status)
-            yield self._finish(status)
+            yield self._finish(status, handed_over(news.delta.kv_transfer, self._turn.kv_action))
 
     def _read(self, news: News) -> Iterator[Event]:
         if self._scored:
@@ -147,9 +148,9 @@ class ResponseReply:
                 case _:
                     yield from self._writer.close()
 
-    def _finish(self, status: str) -> Event:
+    def _finish(self, status: str, more: dict[str, Any]) -> Event:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        self._response |= {"status": status, "incomplete_details": details, "usage": _usage(self._usage)}
+        self._response |= {"status": status, "incomplete_details": details, "usage": _usage(self._usage), **more}
         self.keep()
         return f"response.{status}", {"response": self._response}
 
