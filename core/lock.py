@@ -6,9 +6,7 @@ configuration denies, or that are written for another hook API, are never loaded
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -17,9 +15,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.content_hash import content_hash
 from engine.discovery import Entry, State
 from engine.errors import PluginError
-from engine.hooks import PROJECT
 
 FORMAT: Final = 1
 """The number in the key `lock` of the file."""
@@ -33,7 +31,7 @@ class Locked:
 
     name: str
     version: str
-    hash: str  # "sha256:" and 64 hex digits, see `content_hash`
+    hash: str  # "sha256:" and 64 hex digits, see `engine.content_hash`
     plugins: tuple[str, ...]  # entry-point names, sorted
 
 
@@ -107,20 +105,6 @@ def differences(lock: Lock, now: Lock) -> list[str]:
     return problems + list(_surplus(wanted, now))
 
 
-def content_hash(distribution: metadata.Distribution) -> str:
-    """One digest over the names and bytes of the distribution's files, byte code and installer's notes left out.
-
-    Files are those of its RECORD. An editable install has none of interest there: its plugins' packages are read where
-    they lie.
-    """
-    files = _recorded(distribution) or _found(distribution)
-    whole = hashlib.sha256((distribution.read_text("entry_points.txt") or "").encode())
-    for name in sorted(files):
-        content = files[name].read_bytes() if files[name].is_file() else b""
-        whole.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-    return f"sha256:{whole.hexdigest()}"
-
-
 def _surplus(wanted: Mapping[str, Locked], now: Lock) -> Iterator[str]:
     for have in now:
         known = wanted[have.name].plugins if have.name in wanted else ()
@@ -144,59 +128,4 @@ def _distribution(name: str) -> metadata.Distribution:
         ) from None
 
 
-def _recorded(distribution: metadata.Distribution) -> dict[str, Path]:
-    """Name -> place of what pip installed; nothing for an editable install or a bare source folder."""
-    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-    if origin.get("dir_info", {}).get("editable") or distribution.read_text("RECORD") is None:
-        return {}
-    return {
-        str(file): Path(str(file.locate()))
-        for file in distribution.files or ()
-        if ".." not in file.parts and file.suffix != ".pyc" and not file.parts[0].endswith(".dist-info")
-    }
-
-
-def _found(distribution: metadata.Distribution) -> dict[str, Path]:
-    """Name -> place of every file in the packages that lead to the distribution's entry points."""
-    files: dict[str, Path] = {}
-    for point in distribution.entry_points.select(group=PROJECT):
-        for name, place in _places(point.module):
-            if place.is_file():
-                files[f"{name}.py"] = place
-            else:
-                inside = (path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-                files |= {f"{name}/{path.relative_to(place)}": path for path in inside}
-    return files
-
-
-def _places(module: str) -> Iterator[tuple[str, Path]]:
-    """The folders of the packages above a module, or its own file, each under its name; nothing is imported.
-
-    A folder that has no `__init__.py` is a namespace, which others may share: only what lies on the way is taken.
-    """
-    done: list[str] = []
-    path: list[str] | None = None
-    for part in module.split("."):
-        done.append(part)
-        here = [Path(folder) / part for folder in path or ()]
-        if not any(place.is_dir() or place.with_suffix(".py").is_file() for place in here):
-            here = _mapped(".".join(done), path)  # the top, or a package that an editable install keeps elsewhere
-        for place in here:
-            if (place / "__init__.py").is_file():
-                yield "/".join(done), place
-            elif place.with_suffix(".py").is_file():
-                yield "/".join(done), place.with_suffix(".py")
-        path = [str(place) for place in here]
-
-
-def _mapped(name: str, path: list[str] | None) -> list[Path]:
-    """Where the finders of `sys.meta_path` have a package (its folders) or a module (its file without the suffix)."""
-    found = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    if (spec := next(filter(None, found), None)) is None:
-        return []
-    if spec.submodule_search_locations is not None:
-        return [Path(folder) for folder in spec.submodule_search_locations]
-    return [Path(spec.origin).with_suffix("")] if spec.origin else []
-
-
-__all__ = ["FORMAT", "Lock", "Locked", "content_hash", "differences", "dump", "load", "take"]
+__all__ = ["FORMAT", "Lock", "Locked", "differences", "dump", "load", "take"]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.content_hash import content_hash
 from engine.discovery import discover
 from engine.errors import PluginError
-from engine.lock import Lock, Locked, content_hash, differences, dump, load, take
+from engine.lock import Lock, Locked, differences, dump, load, take
 
 Install = Callable[..., Path]
 
