@@ -21,6 +21,8 @@ how. `engine plugins check NAME` runs the same suite without a line of test code
 | grammar | `engine.testing.grammar.GrammarConformance` |
 | rate limit | `engine.testing.rate_limit.RateLimitConformance` |
 
+A component that wraps another is tested around an installed one: `engine.testing.wrapping`.
+
 `engine.testing.suites.SUITES` is the same table for programs. Checks say which claim they prove with
 `engine.testing.claims.proves`.
 """
