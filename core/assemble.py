@@ -20,6 +20,7 @@ from engine.compiling import Compiling
 from engine.compose import compose
 from engine.composition import Composition
 from engine.config.model import EngineConfig
+from engine.costs import active_weights
 from engine.device import detect
 from engine.drafting import Drafter
 from engine.engine import Engine
@@ -29,6 +30,7 @@ from engine.handover import Handover
 from engine.kv_memory import count_pages, cut_pool, pool_bytes
 from engine.observation import Observation
 from engine.ops import select
+from engine.pacing import LatencyTarget, Pacing
 from engine.registry import Registry
 from engine.runner import KVPool, Runner
 from engine.scheduler import Limits, Scheduler
@@ -136,6 +138,7 @@ class _Assembly:
             ),
             drafts=drafter,
             transfers=handover,
+            pacing=self._pacing(profile),
             emit=observation.emit,
         )
         handover.attach(scheduler)
@@ -152,6 +155,16 @@ class _Assembly:
             compiling=Compiling(grammars),
         )
         return Assembled(engine, composition, num_pages, self.page_size)
+
+    def _pacing(self, profile: ModelProfile) -> Pacing:
+        """What holds steps to the latency target. A pair of positions costs a product with the key and one with the
+        value per head and layer, a token one with every weight that takes part."""
+        target = self.config.scheduler.latency_target_ms
+        if target is None:
+            return Pacing()
+        weights = active_weights(self.choices["model"].offer, self.composition.model_config, profile)
+        pair = profile.layers * profile.heads * (profile.head_dim + profile.v_head_dim)
+        return LatencyTarget(target / 1e3, pair / weights)
 
     def _attention(self) -> AttentionBackend:
         profile = self.composition.profile

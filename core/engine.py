@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.compiling import Compiling
 from engine.drafting import Drafter
+from engine.errors import ResourceError
 from engine.handover import Handover
 from engine.messages import Add, FinishReason, Output
 from engine.observation import Observation
@@ -155,6 +156,9 @@ class Engine:
     def _commit(self, launched: Launched, pending: Pending) -> list[Output]:
         try:
             result = pending.result()
+        except ResourceError as error:  # of this step alone: there is no room for its tokens
+            log.error("step %d: %s", launched.batch.number, error)
+            return self.scheduler.fail(launched, str(error))
         except Exception as error:
             self._failures += 1
             if self._failures >= _FAILURES_IN_A_ROW:
@@ -165,6 +169,7 @@ class Engine:
             return self.scheduler.fail(launched, f"the step failed: {type(error).__name__}: {error}")
         self._failures = 0
         self.observation.times.step(launched.batch, time.monotonic())
+        self.scheduler.pacing.measured(launched.batch.entries, launched.began)
         return self.observation.times.stamp(self.scheduler.commit(launched, result))
 
     def stats(self) -> dict[str, Any]:
@@ -175,6 +180,7 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "steps": self.scheduler.steps,
             "preemptions": self.scheduler.preemptions,
+            "pacing": self.scheduler.pacing.stats(),
             "kv_cache": asdict(self.scheduler.cache.stats()),
             "drafts": drafts,
             "transfers": self.handover.rows(),

@@ -14,6 +14,7 @@ from typing import Any
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.errors import EngineError
 from engine.messages import FinishReason, Output
+from engine.pacing import Pacing, Room
 from engine.request import Request, Status
 from engine.specs.kv_cache import KVCache
 from engine.specs.observer import RequestEvent, Stage
@@ -42,6 +43,7 @@ class Launched:
     batch: StepBatch
     requests: list[Request]
     admissions: list[int]
+    began: float  # by the clock of the pacing
 
 
 class Drafts:
@@ -77,9 +79,10 @@ class Scheduler:
         *,
         drafts: Drafts | None = None,
         transfers: Transfers | None = None,
+        pacing: Pacing | None = None,
         emit: Callable[[RequestEvent], None] = lambda event: None,
     ) -> None:
-        self.cache, self.policy, self.limits = cache, policy, limits
+        self.cache, self.policy, self.limits, self.pacing = cache, policy, limits, pacing or Pacing()
         self.drafts, self.transfers, self._emit = drafts or Drafts(), transfers or Transfers(), emit
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
@@ -131,12 +134,17 @@ class Scheduler:
     # One step
 
     def schedule(self, drafts: dict[str, Draft] | None = None) -> Launched | None:
-        """The next step, or None when nothing can be computed: decodes, then prefills under way, then new requests."""
-        step = _StepBuilder(self.limits.token_budget)
+        """The next step, or None when nothing can be computed: decodes, then prefills under way, then new requests.
+
+        Every stream that decodes is part of it, however small the token budget and however long a prompt.
+        """
         decoding = [r for r in self.running.values() if r.remaining == 1]
         prefilling = [r for r in self.running.values() if r.remaining > 1]
+        step = _StepBuilder(self.limits, owed=len(decoding))
         for request in decoding:
+            step.owed -= 1
             self._extend(step, request, (drafts or {}).get(request.id))
+        step.room = self.pacing.room(step.entries)
         for request in prefilling:
             self._extend(step, request, None)
         self._admit(step)
@@ -146,7 +154,7 @@ class Scheduler:
         order = sorted(range(len(step.entries)), key=lambda i: step.entries[i].count > 1)
         requests = [step.requests[i] for i in order]
         batch = StepBatch(number=self.steps, admissions=step.admissions, entries=[step.entries[i] for i in order])
-        return Launched(batch, requests, [r.admissions for r in requests])
+        return Launched(batch, requests, [r.admissions for r in requests], self.pacing.now())
 
     def commit(self, launched: Launched, result: StepResult) -> list[Output]:
         """Take in what a step computed: grow, stop and free requests. Returns the news for their clients."""
@@ -180,12 +188,12 @@ class Scheduler:
 
     def _extend(self, step: _StepBuilder, request: Request, draft: Draft | None) -> None:
         """Give a running request its next tokens, preempting others if pages are short."""
-        if request.status is not Status.RUNNING or request.id not in self.running or step.budget <= 0:
+        if request.status is not Status.RUNNING or request.id not in self.running or step.full:
             return
         if request.in_flight and request.num_tokens >= request.max_len:
             return  # it will have ended by its length
-        count = min(request.remaining, step.budget, self.limits.prefill_chunk)
-        drafts = list(draft.tokens[: step.budget - count]) if draft else []
+        count = step.fit(request.remaining, request.num_computed)
+        drafts = list(draft.tokens[: step.budget - step.owed - count]) if draft else []
         while not self.cache.allocate(request.id, request.num_computed + count + len(drafts)):
             if drafts:  # never worth a preemption
                 drafts = []
@@ -214,11 +222,11 @@ class Scheduler:
 
     def _admit(self, step: _StepBuilder) -> None:
         """Let waiting requests in, in the order of the policy, while there is budget, a slot and memory."""
-        if not self.waiting or not self._free_slots or step.budget <= 0 or step.preempted:
+        if not self.waiting or not self._free_slots or step.full or step.preempted:
             return  # who was just preempted for want of pages must not come back in the same step
         waiting = list(self.waiting.values())
         for request in self.policy.order(waiting, time.monotonic(), self._cached_prefix):
-            if not self._free_slots or step.budget <= 0:
+            if not self._free_slots or step.full:
                 return
             if request.in_flight or request.compiling:
                 continue  # preempted in the step before, so its last token is not known yet; or not ready for its first
@@ -233,7 +241,7 @@ class Scheduler:
         salt = f"\0alone:{request.id}" if request.params.prompt_logprobs is not None else request.cache_salt
         match = self.cache.open(request.id, request.tokens, salt)
         remaining = len(request.tokens) - match.num_tokens
-        count = min(remaining, step.budget, self.limits.prefill_chunk)
+        count = step.fit(remaining, match.num_tokens)
         fetches = request.kv_source is not None
         while not self.cache.allocate(request.id, len(request.tokens)):
             victim = self._victim(step, request)
@@ -352,17 +360,30 @@ class Scheduler:
 class _StepBuilder:
     """The step that is being put together."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, limits: Limits, owed: int) -> None:
+        self.budget, self.chunk = max(limits.token_budget, owed), limits.prefill_chunk
+        self.owed = owed  # decodes that are still to come: a token each
+        self.room = Room()
         self.admissions: list[Admission] = []
         self.entries: list[Entry] = []
         self.requests: list[Request] = []
         self.preempted = False
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing more fits."""
+        return self.budget <= 0 or self.room.spent
+
+    def fit(self, wanted: int, start: int) -> int:
+        """How many of the tokens that a request wants to compute from `start` on fit."""
+        room = self.room.tokens(start)
+        return min(wanted, self.budget, self.chunk, wanted if room is None else room)
+
     def add(self, request: Request, entry: Entry) -> None:
         self.entries.append(entry)
         self.requests.append(request)
         self.budget -= entry.count
+        self.room.take(entry)
 
 
 __all__ = ["Launched", "Limits", "QueueFull", "Scheduler"]

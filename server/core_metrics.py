@@ -37,6 +37,11 @@ class CoreMetrics(Collector):
             "engine_steps": ("Steps scheduled.", core["steps"]),
         }
         self._transfers = core["transfers_ended"]
+        if pacing := core.get("pacing"):  # only with a latency target
+            self._counters |= {
+                "engine_steps_mixed": ("Steps of both streams and prompts.", pacing["mixed_steps"]),
+                "engine_steps_late": ("Mixed steps that took longer than the target.", pacing["late_steps"]),
+            }
         if drafts := core["drafts"]:  # an engine without a speculator has no such counters
             self._counters |= {
                 "engine_spec_decode_num_drafts": ("Drafts verified.", drafts["steps"]),

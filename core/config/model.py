@@ -102,6 +102,12 @@ class SchedulerSection(Component):
     prefill_chunk: int | None = Field(
         default=None, gt=0, description="Most prompt tokens of one request in one step; the budget if unset."
     )
+    latency_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Milliseconds that a step may take while streams wait for their next token; prompts are cut to "
+        "chunks that fit beside them. No target if unset.",
+    )
     overlap: bool = Field(default=True, description="Schedule the next step while one runs.")
 
 
