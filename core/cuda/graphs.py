@@ -21,24 +21,28 @@ class Graphs(Generic[Out]):
 
     Args:
         step: computes the batch of so many decodes that lies in the static inputs, and returns what came out of it,
-            in memory that the next call may overwrite. Must have run before, so that nothing is set up in a capture.
-        most: largest batch.
+            in memory that the next call may overwrite.
+        sizes: of batches, ascending.
+        pool: memory of the graphs; those that never run at once may share it.
     """
 
-    def __init__(self, step: Callable[[int], Out], most: int) -> None:
-        self._step = step
-        self._missing = ladder(most)  # the largest is captured first: the others then fit into its memory
+    def __init__(self, step: Callable[[int], Out], sizes: list[int], pool: tuple[int, int]) -> None:
+        self._step, self._pool = step, pool
+        self._missing = list(sizes)  # the largest is captured first: the others then fit into its memory
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Out]] = {}
         self._sizes: list[int] = []
-        self._pool = torch.cuda.graph_pool_handle()
 
     @property
-    def missing(self) -> int:
-        """Graphs still to be captured."""
-        return len(self._missing)
+    def next(self) -> int | None:
+        """The batch size to be captured next; None when all are."""
+        return self._missing[-1] if self._missing else None
 
     def capture_next(self) -> None:
-        """Capture one more graph; nothing runs on the device. The current stream must not be the default one."""
+        """Capture one more graph; nothing runs on the device.
+
+        The step must have run with this size before, so that nothing is set up in the capture, and the current stream
+        must not be the default one.
+        """
         size = self._missing.pop()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

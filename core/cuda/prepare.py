@@ -6,7 +6,7 @@ host knows. Tokens sampled in the step before are read from where the sampler le
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -22,21 +22,21 @@ SAMPLES, TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM, UNIFORM_REST = range(8, 15)
 
 @triton.jit(do_not_specialize=["table_row", "block_row"])
 def prepare(
-    packed: Any,
-    last_tokens: Any,
-    tables: Any,
-    tokens: Any,
-    positions: Any,
-    slot_mapping: Any,
-    query_start: Any,
-    seq_lens: Any,
-    last_index: Any,
-    block_tables: Any,
-    table_row: Any,
-    block_row: Any,
+    packed,
+    last_tokens,
+    tables,
+    tokens,
+    positions,
+    slot_mapping,
+    query_start,
+    seq_lens,
+    last_index,
+    block_tables,
+    table_row,
+    block_row,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):  # type: ignore[no-untyped-def]
     """Fill in one request; program (request).
 
     packed int32 (see `ROW`); last_tokens int32 [slots]; tables int32 [slots, table_row]; tokens, positions,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
-from engine.cuda.graphs import Graphs
+from engine.cuda.graphs import Graphs, ladder
 from engine.cuda.inputs import IN_FLIGHT, RowInput, StepInputs, sampling_fields
 from engine.cuda.sampling import BAD, sample
 from engine.errors import ResourceError
@@ -26,6 +28,15 @@ from engine.sampling_params import SamplingParams
 
 Result = Callable[[], StepResult]
 
+Tensors = tuple[Tensor, Tensor]
+"""Hidden states [T, hidden] and logits float32 [R, vocab]; valid until the next run."""
+
+SPREAD = (8, 16, 32, 48, 64, 96, 128, 192, 256)
+"""Tokens of steps that aren't decodes alone, but so short that each token may be computed as a decode of its own."""
+
+SPREAD_KEYS = 2**17
+"""Keys that the tokens of such prefills may read in all, for each reads them by itself."""
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -33,7 +44,8 @@ class Sampled:
 
     arrived: torch.cuda.Event | None  # None where there is nothing to wait for
     buffer: Tensor  # int32 [N], pinned
-    places: list[tuple[int, int, int]]  # per row: slot, the slot's generation, position of the token; -1 if none
+    rows: list[int]  # of the entries
+    places: list[tuple[int, int, int]]  # per entry: slot, the slot's generation, position of the token; -1 if none
     read: list[int] | None = None
 
     def tokens(self) -> list[int]:
@@ -41,7 +53,8 @@ class Sampled:
         if self.read is None:
             if self.arrived is not None:
                 self.arrived.synchronize()
-            self.read = self.buffer.tolist()
+            found = self.buffer.tolist()
+            self.read = [found[row] for row in self.rows]
         return self.read
 
 
@@ -62,15 +75,17 @@ class CudaRunner(Runner):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             torch.cuda.set_stream(stream)  # of this thread, which is the runner's
+        max_rows = max(slots, SPREAD[-1])
         self._inputs_on_device = StepInputs(
             slots=slots,
-            max_tokens=max(token_budget, slots, self.page_size),
+            max_rows=max_rows,
+            max_tokens=max(token_budget, max_rows, self.page_size),
             max_pages=max_pages,
             page_size=self.page_size,
             device=self.device,
         )
-        self._sampled = torch.zeros(slots, dtype=torch.int32, device=self.device)
-        self._outs = [torch.zeros(slots, dtype=torch.int32, pin_memory=self._on_cuda) for _ in range(IN_FLIGHT + 1)]
+        self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
+        self._outs = [torch.zeros(max_rows, dtype=torch.int32, pin_memory=self._on_cuda) for _ in range(IN_FLIGHT + 1)]
         self._underway: deque[Sampled] = deque()
         self._launches = 0
         self._plain = [False] * slots
@@ -79,7 +94,12 @@ class CudaRunner(Runner):
         self._device_pages = [0] * slots
         self._device_position = [-1] * slots  # position of the token that the device sampled last
         self._max_len = self._tokens.shape[1] - 1
-        self._graphs = Graphs(self._decode, slots) if graphs and self._on_cuda else None
+        self._decodes: Graphs[Tensors] | None = None
+        self._spread: Graphs[Tensors] | None = None
+        if graphs and self._on_cuda:
+            memory = torch.cuda.graph_pool_handle()
+            self._decodes = Graphs(self._decode, ladder(slots), memory)
+            self._spread = Graphs(partial(self._decode, spread=True), list(SPREAD), memory)
 
     # Steps
 
@@ -109,14 +129,18 @@ class CudaRunner(Runner):
     @torch.inference_mode()
     def improve(self) -> bool:
         """Capture one more graph; True while some are missing. Steps go the slow way until theirs is there."""
-        if self._graphs is None or not self._graphs.missing:
-            return False
-        try:
-            self._graphs.capture_next()
-        except torch.OutOfMemoryError:
-            self._graphs.give_up()  # the eager way needs no memory that stays
-            torch.cuda.empty_cache()
-        return self._graphs.missing > 0
+        for graphs, spread in ((self._decodes, False), (self._spread, True)):
+            if graphs is None or (size := graphs.next) is None:
+                continue
+            try:
+                self._inputs_on_device.send([], size)  # padding alone
+                self._decode(size, spread=spread)
+                graphs.capture_next()
+            except torch.OutOfMemoryError:
+                graphs.give_up()  # the eager way needs no memory that stays
+                torch.cuda.empty_cache()
+            return True
+        return False
 
     def _admit(self, admission: Admission) -> None:
         super()._admit(admission)
@@ -152,18 +176,18 @@ class CudaRunner(Runner):
 
     def _launch(self, entries: Sequence[Entry]) -> Result:
         try:
-            self._run(entries)
+            rows = self._run(entries)
         except torch.OutOfMemoryError as error:
             return self._launch_halves(entries, error)
-        out = self._outs[self._launches % len(self._outs)][: len(entries)]
+        out = self._outs[self._launches % len(self._outs)][: rows[-1] + 1]
         self._launches += 1
-        out.copy_(self._sampled[: len(entries)], non_blocking=True)
+        out.copy_(self._sampled[: rows[-1] + 1], non_blocking=True)
         arrived = None
         if self._on_cuda:
             arrived = torch.cuda.Event()
             arrived.record()
         places = [(e.slot, self._generation[e.slot], e.start + e.count if e.samples else -1) for e in entries]
-        sampled = Sampled(arrived, out, places)
+        sampled = Sampled(arrived, out, rows, places)
         self._underway.append(sampled)
         return lambda: StepResult([_result(*pair) for pair in zip(entries, sampled.tokens(), strict=True)])
 
@@ -183,19 +207,24 @@ class CudaRunner(Runner):
         self._launch([replace(entry, count=half, samples=False)])()
         return self._launch([replace(entry, start=entry.start + half, count=entry.count - half)])
 
-    def _run(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
-        """Forward pass and sampling. Hidden states [T, hidden], logits float32 [R, vocab]: valid until the next run."""
-        rows, graphs = len(entries), self._graphs
-        decodes = all(entry.count == 1 for entry in entries)
-        size = graphs.size_for(rows) if graphs and decodes else None
-        self._inputs_on_device.send([self._row(entry) for entry in entries], size or rows)
+    def _run(self, entries: Sequence[Entry]) -> list[int]:
+        """Forward pass and sampling; returns the row of each entry."""
+        counts = [entry.count for entry in entries]
+        tokens, decodes = sum(counts), max(counts) == 1
+        keys = sum(entry.count * (entry.start + entry.count) for entry in entries if entry.count > 1)
+        graphs = self._decodes if decodes else self._spread if keys <= SPREAD_KEYS else None
+        size = graphs.size_for(tokens) if graphs else None
+        spread = size is not None and not decodes
+        inputs = [self._row(entry) for entry in entries]
+        self._inputs_on_device.send(inputs, size or len(entries), spread=spread)
         for entry in entries:
             self._device_position[entry.slot] = entry.start + entry.count if entry.samples else -1
         if graphs and size:
-            return graphs.replay(size)
-        lens = np.array([e.count for e in entries], dtype=np.int32)
-        ends = np.array([e.start + e.count for e in entries], dtype=np.int32)
-        return self._forward(lens, ends, every=decodes)
+            graphs.replay(size)
+        else:
+            ends = np.array([e.start + e.count for e in entries], dtype=np.int32)
+            self._forward(np.array(counts, dtype=np.int32), ends, every=decodes)
+        return [end - 1 for end in accumulate(counts)] if spread else list(range(len(entries)))
 
     def _row(self, entry: Entry) -> RowInput:
         slot, end = entry.slot, entry.start + entry.count
@@ -213,19 +242,19 @@ class CudaRunner(Runner):
             sampling=sampling_fields(admission.params if entry.samples else None, admission.seed, end),
         )
 
-    def _forward(self, lens: np.ndarray, ends: np.ndarray, *, every: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, lens: np.ndarray, ends: np.ndarray, *, every: bool, spread: bool = False) -> Tensors:
         inputs, rows, tokens = self._inputs_on_device, len(lens), int(lens.sum())
         inputs.prepare(rows)
-        self._step.plan, self._step.tapped = self.backend.plan(inputs.batch(lens, ends)), []
+        self._step.plan, self._step.tapped = self.backend.plan(inputs.batch(lens, ends, spread=spread)), []
         hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
         logits = self.model.logits(hidden if every else hidden[inputs.last_index[:rows]])
         sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
         return hidden, logits
 
-    def _decode(self, size: int) -> tuple[Tensor, Tensor]:
+    def _decode(self, size: int, *, spread: bool = False) -> Tensors:
         """What a graph of `size` decodes holds, of whatever lengths."""
         ones = np.ones(size, dtype=np.int32)
-        return self._forward(ones, ones * self._max_len, every=True)
+        return self._forward(ones, ones * self._max_len, every=True, spread=spread)
 
 
 def _is_plain(p: SamplingParams) -> bool:

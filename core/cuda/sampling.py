@@ -7,7 +7,7 @@ are found by bisection over the bits of the logits; ties at a limit are kept in 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -24,7 +24,7 @@ UNSAMPLED: Final = -2
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def _peaks(logits: Any, vocab: Any, peaks: Any, places: Any, chunks: Any, CHUNK: tl.constexpr) -> None:
+def _peaks(logits, vocab, peaks, places, chunks, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Maximum and first place of it in one chunk; program (row, chunk). The maximum is NaN if anything isn't finite."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -60,17 +60,17 @@ def _measure(at, vocab, peak, temperature, least, WIDTH: tl.constexpr):  # type:
 
 @triton.jit(do_not_specialize=["chunks"])
 def _choose(
-    logits: Any,
-    vocab: Any,
-    packed: Any,
-    peaks: Any,
-    places: Any,
-    chunks: Any,
-    last_tokens: Any,
-    sampled: Any,
+    logits,
+    vocab,
+    packed,
+    peaks,
+    places,
+    chunks,
+    last_tokens,
+    sampled,
     CHUNKS: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
+):  # type: ignore[no-untyped-def]
     """One token for one row; program (row). `packed` is the record of `engine.cuda.prepare`."""
     r = tl.program_id(0)
     row = packed + r * 16

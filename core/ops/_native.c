@@ -48,6 +48,15 @@ static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given)
     Py_RETURN_NONE;
 }
 
+static PyObject *quant_linear(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[14]; /* x, stride, packed, bias, y, inputs, m, n, k, bits, offsets, x and y are bf16, threads */
+    if (!numbers(args, given, 14, n)) return NULL;
+    const quant_args call = {(void *)n[0], n[1], (void *)n[2], (void *)n[3], (void *)n[4], (void *)n[5],  n[6],
+                             n[7],         n[8], (int)n[9],    (int)n[10],   (int)n[11],   (int)n[12], (int)n[13]};
+    RUN(call.n * call.k, engine_quant_linear(&call));
+    Py_RETURN_NONE;
+}
+
 static PyObject *rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     int64_t n[11]; /* x, outer, inner, outer stride, inner stride, width, weight, residual, y, is bf16, threads; eps */
     if (!numbers(args, given - 1, 11, n)) return NULL;
@@ -98,7 +107,9 @@ static PyObject *attention(PyObject *self, PyObject *const *args, Py_ssize_t giv
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, doc}
 #define METHODS                                                                                                     \
     METHOD(pack_rows, "Put rows of a bfloat16 weight into their panels."),                                          \
-        METHOD(linear, "Product with a packed weight."), METHOD(rms_norm, "RMS norm, with or without a residual."), \
+        METHOD(linear, "Product with a packed weight."),                                                            \
+        METHOD(quant_linear, "Product with a weight of 4 or 8 bits."),                                              \
+        METHOD(rms_norm, "RMS norm, with or without a residual."), \
         METHOD(rope, "Rotate queries and keys in place."), METHOD(silu_mul, "Gated activation."),                   \
         METHOD(attention, "Store KV and attend."),
 
@@ -129,7 +140,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "CPU kerne
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *self = PyModule_Create(&module);
-    if (self && PyModule_AddIntConstant(self, "ATTENTION_SEGMENT", ATTENTION_SEGMENT) < 0) {
+    if (self && (PyModule_AddIntConstant(self, "ATTENTION_SEGMENT", ATTENTION_SEGMENT) < 0 ||
+                 PyModule_AddIntConstant(self, "QUANT_INPUT_BYTES", QUANT_INPUT_BYTES) < 0)) {
         Py_DECREF(self);
         return NULL;
     }

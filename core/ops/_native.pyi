@@ -1,9 +1,27 @@
 ATTENTION_SEGMENT: int
+QUANT_INPUT_BYTES: int
 
 def features() -> tuple[str, ...]: ...
 def pack_rows(weight: int, rows: int, k: int, packed: int, first_row: int, threads: int, /) -> None: ...
 def linear(
     x: int, stride: int, packed: int, bias: int, y: int, m: int, n: int, k: int, y_is_float: bool, threads: int, /
+) -> None: ...
+def quant_linear(
+    x: int,
+    stride: int,
+    packed: int,
+    bias: int,
+    y: int,
+    inputs: int,
+    m: int,
+    n: int,
+    k: int,
+    bits: int,
+    offsets: bool,
+    x_is_bf16: bool,
+    y_is_bf16: bool,
+    threads: int,
+    /,
 ) -> None: ...
 def rms_norm(
     x: int,

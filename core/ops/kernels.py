@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -11,16 +12,19 @@ if TYPE_CHECKING:
 CPU_FEATURES: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"})
 """What the kernels are written for, as /proc/cpuinfo spells it."""
 
+QUANT_FEATURES: Final = CPU_FEATURES | {"avx512_vnni"}
+"""The same for products of integers."""
 
-def missing(device: DeviceProfile) -> str | None:
+
+def missing(device: DeviceProfile, features: Set[str] = CPU_FEATURES) -> str | None:
     """None when the kernels run on this device, else one sentence that says what they lack."""
     if device.kind != "cpu":
         return f"the CPU kernels don't run on {device.kind}"
-    if lacking := CPU_FEATURES - device.cpu_features:
+    if lacking := features - device.cpu_features:
         return f"the processor lacks {', '.join(sorted(lacking))}"
     if device.here and find_spec("engine.ops._native") is None:
         return "the CPU kernels were not compiled when the engine was installed; install a C compiler and reinstall it"
     return None
 
 
-__all__ = ["CPU_FEATURES", "missing"]
+__all__ = ["CPU_FEATURES", "QUANT_FEATURES", "missing"]

@@ -122,6 +122,61 @@ def linear(x: Tensor, packed: int, bias: int, out_features: int, out_dtype: torc
     return y
 
 
+class Scratch:
+    """Memory for rounded inputs, shared by layers whose products run one after the other."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._size = self._address = 0
+
+    def take(self, rows: int, blocks: int) -> int:
+        """The address of enough memory for rows of so many blocks; what was there before is lost."""
+        size = rows * blocks * _native.QUANT_INPUT_BYTES
+        if size > self._size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+            self._size, self._address = size, self._memory.data_ptr()
+        return self._address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantWeight:
+    """A weight in panels of blocks, which `quant_linear` multiplies; `native_kernels.h` has the layout."""
+
+    packed: Tensor  # uint8 [panels, k / 32, bytes of a block of PANEL_ROWS rows]
+    bias: Tensor | None  # float32 [out_features]
+    out_features: int
+    in_features: int
+    bits: int  # 4 or 8
+    offsets: bool  # there always with 4 bits
+
+
+def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, scratch: Scratch, threads: int) -> Tensor:
+    """x W^T + b for bfloat16 or float32 [T, k] with a dense last axis -> [T, out_features] of one of the two.
+
+    Inputs are rounded to 8 bits in blocks of 32 with a scale each. A block's sum is exact, blocks are added up in
+    float32 in the order of k.
+    """
+    rows, k = x.shape
+    y = torch.empty(rows, weight.out_features, dtype=out_dtype)
+    _native.quant_linear(
+        x.data_ptr(),
+        x.stride(0),
+        weight.packed.data_ptr(),
+        0 if weight.bias is None else weight.bias.data_ptr(),
+        y.data_ptr(),
+        scratch.take(rows, k // 32),
+        rows,
+        weight.out_features,
+        k,
+        weight.bits,
+        weight.offsets,
+        x.dtype is torch.bfloat16,
+        out_dtype is torch.bfloat16,
+        threads,
+    )
+    return y
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWork:
     """One step's attention for the kernel; all layers share it. Tensors are int32 and contiguous unless said otherwise.
@@ -209,4 +264,15 @@ def attention(plan: bytes, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, ..
     )
 
 
-__all__ = ["ATTENTION_SEGMENT", "PANEL_ROWS", "AttentionWork", "NativeOps", "attention", "linear", "pack_rows"]
+__all__ = [
+    "ATTENTION_SEGMENT",
+    "PANEL_ROWS",
+    "AttentionWork",
+    "NativeOps",
+    "QuantWeight",
+    "Scratch",
+    "attention",
+    "linear",
+    "pack_rows",
+    "quant_linear",
+]

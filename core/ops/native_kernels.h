@@ -21,6 +21,27 @@ typedef struct {
 } linear_args;
 void engine_linear(const linear_args *args);
 
+/* y [m, n] = x [m, k] W^T + bias, with inputs rounded to 8 bits in blocks of 32 along k, one scale each.
+ *
+ * W lies in panels of 32 rows; within one, block after block of 32 along k:
+ *   8 bits: 8 words x 32 rows x 4 codes along k, a byte each (128 added); 4 bits: 4 words, of which byte i holds the
+ *   code of k = i in its low half and of k = i + 16 in its high half;
+ *   32 scales and, with `offsets`, 32 offsets, float16. A weight is scale x code + offset. */
+typedef struct {
+    const void *x;
+    int64_t x_stride;
+    const char *packed;
+    const float *bias; /* or null */
+    void *y;
+    void *inputs; /* scratch: m x k / 32 x QUANT_INPUT_BYTES */
+    int64_t m, n, k;
+    int bits, offsets;
+    int x_is_bf16, y_is_bf16;
+    int threads;
+} quant_args;
+enum { QUANT_INPUT_BYTES = 48 };
+void engine_quant_linear(const quant_args *args);
+
 /* Rows are indexed by (outer, inner). `residual`, unless null, is dense: x is added to it and the sum normalised. */
 typedef struct {
     const void *x;

@@ -11,15 +11,32 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.ops import Ops
+from engine.ops.dependent import EARLY, begin, wait
 
 
 @triton.jit(do_not_specialize=["eps"])
-def _rms_norm(x, residual, weight, y, x_row, x_inner, inner, width, eps, WIDTH: tl.constexpr, ADD: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rms_norm(
+    x,
+    residual,
+    weight,
+    y,
+    x_row,
+    x_inner,
+    inner,
+    width,
+    eps,
+    WIDTH: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # type: ignore[no-untyped-def]
     """One row a program; with ADD, residual (dense) += x first and the sum is normed."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = x + (row // inner) * x_row + (row % inner) * x_inner
     i = tl.arange(0, WIDTH)
     here = i < width
+    scale = tl.load(weight + i, mask=here, other=0.0)
+    wait(EARLY)
     values = tl.load(at + i, mask=here, other=0.0)
     if ADD:
         before = tl.load(residual + row * width + i, mask=here, other=0.0)
@@ -27,7 +44,6 @@ def _rms_norm(x, residual, weight, y, x_row, x_inner, inner, width, eps, WIDTH: 
         tl.store(residual + row * width + i, values, mask=here)
     wide = values.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    scale = tl.load(weight + i, mask=here, other=0.0)
     normed = wide.to(values.dtype).to(tl.float32) * scale.to(tl.float32)
     tl.store(y + row * width + i, normed.to(values.dtype), mask=here)
 
@@ -60,19 +76,24 @@ def _rope(
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # type: ignore[no-untyped-def]
     """All heads of one token a program."""
+    begin(EARLY)
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, HALF_PAD)
     row = cos_sin + tl.load(positions + token) * (2 * HALF)
     cos = tl.load(row + i, mask=i < HALF, other=0.0)
     sin = tl.load(row + HALF + i, mask=i < HALF, other=0.0)
+    wait(EARLY)
     _rotate(q + token * q_token, q_heads, q_head, cos, sin, Q_HEADS, HALF, HALF_PAD)
     _rotate(k + token * k_token, k_heads, k_head, cos, sin, K_HEADS, HALF, HALF_PAD)
 
 
 @triton.jit
-def _silu_mul(gate_up, y, row_stride, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _silu_mul(gate_up, y, row_stride, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    begin(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = i < width
@@ -112,7 +133,9 @@ class TritonOps(Ops):
             eps,
             WIDTH=padded,
             ADD=add,
+            EARLY=EARLY,
             num_warps=warps,
+            launch_pdl=EARLY,
         )
         return y
 
@@ -131,12 +154,16 @@ class TritonOps(Ops):
             K_HEADS=triton.next_power_of_2(k.shape[1]),
             HALF=half,
             HALF_PAD=triton.next_power_of_2(half),
+            EARLY=EARLY,
+            launch_pdl=EARLY,
         )
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
         y = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-        _silu_mul[(tokens, triton.cdiv(width, 1024))](gate_up, y, gate_up.stride(0), width, BLOCK=1024)
+        _silu_mul[(tokens, triton.cdiv(width, 1024))](
+            gate_up, y, gate_up.stride(0), width, BLOCK=1024, EARLY=EARLY, launch_pdl=EARLY
+        )
         return y
 
 

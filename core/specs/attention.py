@@ -54,11 +54,14 @@ class KVLayout:
     """How one layer's pages are stored: one tensor per part, of shape `[num_pages, *part]`.
 
     `parts` maps a name ("k", "v", "latent") to the shape of one page. Pages are outermost, so that a page of a part is
-    one run of bytes and a connector can move it without knowing what is inside.
+    one run of bytes and a connector can move it without knowing what is inside. `axes` names the dimensions of each
+    part: "token" is the one that counts tokens (or groups of them, whose members lie in a later dimension), "head" the
+    KV heads, all other names are free. With them KV can be moved between engines of different page sizes.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     dtype: str
+    axes: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +80,9 @@ class AttentionBatch:
     num_decodes: int
     query_lens_host: np.ndarray  # int32 [R]
     seq_lens_host: np.ndarray  # int32 [R]
+    requests_repeat: bool = False
+    """Some of the decodes are tokens of one request that follow each other: all keys must be stored before any query
+    looks. All requests of such a batch are decodes."""
     tree_masks: dict[int, Tensor] | None = None
     """Request index -> bool [q, q]: which of its own new tokens each new token sees. Absent means causal."""
 

@@ -14,13 +14,14 @@ import torch
 import triton
 from torch import Tensor
 
+from engine.ops.dependent import EARLY
 from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.triton import decode, prefill
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
 
 LOG2E: Final = 1.4426950408889634
 
-PROGRAMS: Final = 4
+PROGRAMS: Final = 2
 """Programs per multiprocessor that share the keys of all decodes; several, since parts end at different times."""
 
 LONG: Final = 64
@@ -79,8 +80,8 @@ class TritonAttention(AttentionBackend):
         self._counters = torch.zeros(0, dtype=torch.int32, device=self._device)
         self._no_tree = torch.full((1,), -1, dtype=torch.int64, device=self._device)
         wide = shape.dtype == "float32" or max(shape.head_dim, shape.v_head_dim) > 128
-        self._decode = Tiles(block=32, warps=4, stages=2) if wide else Tiles(block=64, warps=4, stages=3)
-        self._long = Tiles(32, 4, 1, rows=64) if wide else Tiles(64, 8, 3, rows=128)
+        self._decode = Tiles(block=32, warps=4, stages=2) if wide else Tiles(block=128, warps=4, stages=3)
+        self._long = Tiles(32, 4, 1, rows=64) if wide else Tiles(128, 8, 3, rows=128)
         self._short = Tiles(32, 4, 1, rows=16) if wide else Tiles(64, 4, 2, rows=16)
         cap = shape.softcap
         self._scale = shape.scale * LOG2E if cap is None else 2 * LOG2E * shape.scale / cap
@@ -146,6 +147,8 @@ class TritonAttention(AttentionBackend):
         out = torch.empty(q.shape[0], self._shape.heads, self._shape.v_head_dim, dtype=q.dtype, device=q.device)
         strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], kv[0].stride(0), kv[1].stride(0))
         window = self._windows[layer]
+        if plan.batch.requests_repeat:
+            self._store(k, v, kv, strides, plan.batch, 0)
         if plan.work:
             self._forward_decodes(q, k, v, kv, out, strides, window, plan)
         if plan.tiles:
@@ -186,7 +189,10 @@ class TritonAttention(AttentionBackend):
             BLOCK=self._decode.block,
             WINDOW=window > 0,
             STAGES=self._decode.stages,
+            STORE=not batch.requests_repeat,
+            EARLY=EARLY,
             num_warps=self._decode.warps,
+            launch_pdl=EARLY,
             **self._common,
         )
 
@@ -202,20 +208,7 @@ class TritonAttention(AttentionBackend):
         plan: Plan,
     ) -> None:
         batch, shape, first = plan.batch, self._shape, plan.batch.num_decodes
-        prefill.store[(q.shape[0] - first,)](
-            k,
-            v,
-            *kv,
-            batch.slot_mapping,
-            *strides[2:],
-            first,
-            HEADS=shape.kv_heads,
-            DIM=shape.head_dim,
-            V_DIM=shape.v_head_dim,
-            PAGE=self._page_size,
-            WIDTH=triton.next_power_of_2(shape.kv_heads * max(shape.head_dim, shape.v_head_dim)),
-            num_warps=4,
-        )
+        self._store(k, v, kv, strides, batch, first)
         tiles, pack = (self._short, self._pack(True)) if plan.packed else (self._long, 1)
         prefill.prefill[(plan.tiles, shape.kv_heads * -(-self._group // pack))](
             q,
@@ -244,6 +237,32 @@ class TritonAttention(AttentionBackend):
             STAGES=tiles.stages,
             num_warps=tiles.warps,
             **self._common,
+        )
+
+    def _store(
+        self,
+        k: Tensor,
+        v: Tensor,
+        kv: tuple[Tensor, ...],
+        strides: tuple[int, ...],
+        batch: AttentionBatch,
+        first: int,
+    ) -> None:
+        """Put the keys and values of the tokens from `first` on into their pages."""
+        shape = self._shape
+        prefill.store[(k.shape[0] - first,)](
+            k,
+            v,
+            *kv,
+            batch.slot_mapping,
+            *strides[2:],
+            first,
+            HEADS=shape.kv_heads,
+            DIM=shape.head_dim,
+            V_DIM=shape.v_head_dim,
+            PAGE=self._page_size,
+            WIDTH=triton.next_power_of_2(shape.kv_heads * max(shape.head_dim, shape.v_head_dim)),
+            num_warps=4,
         )
 
 

@@ -7,10 +7,13 @@ last part merges the parts, in order, so the result does not depend on which one
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
+
+from engine.ops.dependent import begin, wait
+
+MERGED = tl.constexpr(4)
+"""Parts that are merged in one round: their loads don't wait for each other."""
 
 ITEM = 5
 """Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
@@ -18,15 +21,15 @@ ITEM = 5
 
 @triton.jit(do_not_specialize=["requests", "capacity", "window", "wanted"])
 def list_work(
-    seq_lens: Any,
-    items: Any,
-    requests: Any,
-    capacity: Any,
-    window: Any,
-    wanted: Any,
+    seq_lens,
+    items,
+    requests,
+    capacity,
+    window,
+    wanted,
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):  # type: ignore[no-untyped-def]
     """Cut every request into parts of one common length, about `wanted` parts in all; one program.
 
     seq_lens int32 [requests]; items int32 [capacity, ITEM]; window 0 for none. `capacity` must be at least
@@ -34,21 +37,21 @@ def list_work(
     """
     r = tl.arange(0, REQUESTS)
     lens = tl.load(seq_lens + r, mask=r < requests, other=0)
-    begin = tl.where(window > 0, tl.maximum(lens - window, 0), 0) // BLOCK * BLOCK
-    keys = lens - begin
+    start = tl.where(window > 0, tl.maximum(lens - window, 0), 0) // BLOCK * BLOCK
+    keys = lens - start
     part = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(keys), wanted), BLOCK), 1) * BLOCK
     count = tl.cdiv(keys, part)
     ends = tl.cumsum(count, 0)
-    for start in range(0, capacity, REQUESTS):
-        tl.store(items + (start + r) * 5, -1, mask=start + r < capacity)
+    for done in range(0, capacity, REQUESTS):
+        tl.store(items + (done + r) * 5, -1, mask=done + r < capacity)
     tl.debug_barrier()
     first = ends - count
     for s in range(tl.max(count)):
         here = s < count
         at = items + (first + s) * 5
         tl.store(at, r, mask=here)
-        tl.store(at + 1, begin + s * part, mask=here)
-        tl.store(at + 2, tl.minimum(begin + (s + 1) * part, lens), mask=here)
+        tl.store(at + 1, start + s * part, mask=here)
+        tl.store(at + 2, tl.minimum(start + (s + 1) * part, lens), mask=here)
         tl.store(at + 3, first, mask=here)
         tl.store(at + 4, count, mask=here)
 
@@ -93,20 +96,24 @@ def decode(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    STORE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # type: ignore[no-untyped-def]
     """One item of the work list for one KV head: program (item, KV head).
 
-    Stores the new token's k and v when the item holds the request's last key. `scale` and `softcap` are in units of
-    log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32 [items, heads, 2]
+    With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
+    in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32 [items, heads, 2]
     (maximum and sum), counters int32 [requests, KV heads], zero before and after.
     """
+    begin(EARLY)
     item = tl.program_id(0)
     head = tl.program_id(1)
     at = items + item * 5
     request = tl.load(at)
     if request < 0:
+        wait(EARLY)
         return
-    begin = tl.load(at + 1)
+    start_at = tl.load(at + 1)
     end = tl.load(at + 2)
     first = tl.load(at + 3)
     count = tl.load(at + 4)
@@ -116,12 +123,13 @@ def decode(
     dv = tl.arange(0, V_PAD)
     is_row = row < GROUP
     heads = head * GROUP + row
+    wait(EARLY)
     queries = tl.load(
         q + request.to(tl.int64) * q_token + heads[:, None] * q_head + d[None, :],
         mask=is_row[:, None] & (d[None, :] < DIM),
         other=0.0,
     )
-    if end == length:
+    if STORE and end == length:
         slot = tl.load(slot_mapping + request)
         page = slot // PAGE
         offset = slot % PAGE
@@ -134,7 +142,7 @@ def decode(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, V_PAD], tl.float32)
     table = block_tables + request.to(tl.int64) * table_row
-    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+    for start in tl.range(start_at, end, BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
         exists = n < end
         page = tl.load(table + n // PAGE, mask=exists, other=0).to(tl.int64)
@@ -179,19 +187,24 @@ def decode(
             best = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, V_PAD], tl.float32)
-            for i in range(first, first + count):
-                part = (i * KV_HEADS * GROUP + heads).to(tl.int64)
-                other = tl.load(partial_stats + part * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-                sums = tl.load(partial_stats + part * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+            for merged in range(0, count, MERGED):
+                i = merged + tl.arange(0, MERGED)
+                here = (i[:, None] < count) & is_row[None, :]
+                place = ((first + i)[:, None] * KV_HEADS * GROUP + heads[None, :]).to(tl.int64)
+                others = tl.load(partial_stats + place * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
+                sums = tl.load(partial_stats + place * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
                 outs = tl.load(
-                    partial_out + part[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg"
+                    partial_out + place[:, :, None] * V_DIM + dv[None, None, :],
+                    mask=here[:, :, None] & (dv[None, None, :] < V_DIM),
+                    other=0.0,
+                    cache_modifier=".cg",
                 )
-                peak = tl.maximum(best, other)
+                peak = tl.maximum(best, tl.max(others, 0))
                 safe = tl.where(peak == float("-inf"), 0.0, peak)
                 mine = tl.exp2(best - safe)
-                theirs = tl.exp2(other - safe)
-                total = total * mine + sums * theirs
-                acc = acc * mine[:, None] + outs * theirs[:, None]
+                theirs = tl.exp2(others - safe[None, :])
+                total = total * mine + tl.sum(sums * theirs, 0)
+                acc = acc * mine[:, None] + tl.sum(outs * theirs[:, :, None], 0)
                 best = peak
             tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
 

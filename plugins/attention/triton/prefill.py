@@ -6,35 +6,35 @@ one piece. A tile finds its request from `query_start` on the device.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["first"])
 def store(
-    k: Any,
-    v: Any,
-    k_pages: Any,
-    v_pages: Any,
-    slot_mapping: Any,
-    k_token: Any,
-    k_head: Any,
-    v_token: Any,
-    v_head: Any,
-    k_page: Any,
-    v_page: Any,
-    first: Any,
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slot_mapping,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    k_page,
+    v_page,
+    first,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     V_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
-    """Put k and v of one token, all heads, where its slot says; program (token after the `first`)."""
+):  # type: ignore[no-untyped-def]
+    """Put k and v of one token, all heads, where its slot says, unless that is -1; program (token after `first`)."""
     token = (first + tl.program_id(0)).to(tl.int64)
     slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        return
     page = slot // PAGE
     offset = slot % PAGE
     i = tl.arange(0, WIDTH)

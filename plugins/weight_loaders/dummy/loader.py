@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from engine.tokenizer import Tokenizer
 
 _SPREAD: Final = 0.02  # standard deviation that transformers initialises with
+
+_PERIOD: Final = 2**22 - 3
+"""Numbers drawn for a tensor, a prime; a larger one repeats them, since billions would take minutes to draw."""
 
 
 class DummyLoader(WeightLoader):
@@ -68,7 +72,7 @@ class DummyWeights(WeightSource):
         if len(shape) == 1 and name.endswith("weight"):
             values = torch.ones(shape)
         else:
-            values = torch.randn(shape, generator=torch.Generator().manual_seed(crc32(name.encode()))) * _SPREAD
+            values = _draw(shape, crc32(name.encode()))
         return (values if rows is None else values[rows]).to(dtype)
 
     def digest(self) -> str:
@@ -76,6 +80,15 @@ class DummyWeights(WeightSource):
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _draw(shape: tuple[int, ...], seed: int) -> Tensor:
+    """float32 of a shape, normally distributed."""
+    import torch
+
+    size = math.prod(shape)
+    drawn = torch.randn(min(size, _PERIOD), generator=torch.Generator().manual_seed(seed)) * _SPREAD
+    return drawn.repeat(-(-size // len(drawn)))[:size].view(shape) if size else torch.empty(shape)
 
 
 __all__ = ["DummyLoader", "DummyWeights"]

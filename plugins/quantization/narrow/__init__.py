@@ -1,0 +1,48 @@
+"""Dense weights on CUDA, with kernels of their own for few rows."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from engine.hooks import hookimpl
+from engine.plugin import Capabilities, DeviceProfile, Flag, Needs, Options
+from engine.specs.quantization import Quantization, QuantizationOffer
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build(options: Options, *, device: DeviceProfile, dtype: torch.dtype) -> Quantization:
+    """Linear layers in `dtype`."""
+    from engine.plugins.quantization.narrow.linear import NarrowQuantization
+
+    return NarrowQuantization(dtype)
+
+
+def missing(device: DeviceProfile) -> str | None:
+    """None when Triton is installed, else what to do."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed; install torch with CUDA, which brings it"
+    return None
+
+
+@hookimpl
+def quantizations() -> list[QuantizationOffer]:
+    """The dense layers."""
+    return [
+        QuantizationOffer(
+            name="narrow",
+            summary="dense weights on CUDA; decodes multiply by kernels that read the weight at the speed of memory",
+            build=build,
+            capabilities=Capabilities(
+                devices=frozenset({"cuda"}),
+                min_compute_capability=(8, 0),
+                dtypes=frozenset({"bfloat16", "float16"}),
+                flags=frozenset({Flag.LOSSLESS, Flag.GRAPH_SAFE}),
+            ),
+            available=missing,
+            requires={"models": Needs(flags=frozenset({Flag.LINEARS}))},
+            rank=50,
+        )
+    ]

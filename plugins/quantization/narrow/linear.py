@@ -1,0 +1,137 @@
+"""Dense linear layers on CUDA: our kernel for few rows, cuBLAS for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from engine.ops.dependent import EARLY
+from engine.plugins.quantization.narrow.kernel import Tiling, narrow
+from engine.specs.quantization import Linear, Quantization
+from engine.specs.weight_loader import WeightSource
+
+MOST_ROWS: Final = 64
+"""From here on the product is no longer bound by reading the weight alone, and cuBLAS wins."""
+
+MOST_TILES: Final = 8192
+
+
+class Workspace:
+    """What the kernels of one device share; products run one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.counters = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+        self.partials = torch.empty(0, dtype=torch.float32, device=device)
+        on_cuda = device.type == "cuda"
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if on_cuda else 4
+
+    def reserve(self, floats: int) -> None:
+        """Grow the memory for partial sums; only while the model is built, for graphs keep its address."""
+        if self.partials.numel() < floats:
+            self.partials = torch.empty(floats, dtype=torch.float32, device=self.partials.device)
+
+
+class NarrowLinear(Linear):
+    """y = x W^T + b, summed in float32 and rounded once."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, workspace: Workspace) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight, self._bias, self._workspace = weight, bias, workspace
+        self._tilings = {
+            rows: tiling(self.out_features, self.in_features, rows, workspace.processors) for rows in (16, 32, 64)
+        }
+        for rows, cut in self._tilings.items():
+            if cut is not None and cut.split > 1:
+                workspace.reserve(triton.cdiv(self.out_features, cut.rows) * cut.split * cut.rows * rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        m = x.shape[0]
+        if m > MOST_ROWS:
+            return functional.linear(x, self._weight, self._bias)
+        rows = 16 if m <= 16 else 32 if m <= 32 else 64
+        cut = self._tilings[rows]
+        if cut is None:
+            return functional.linear(x, self._weight, self._bias)
+        y = torch.empty(m, self.out_features, dtype=x.dtype, device=x.device)
+        narrow[(triton.cdiv(self.out_features, cut.rows), cut.split)](
+            x,
+            self._weight,
+            self._weight if self._bias is None else self._bias,
+            y,
+            self._workspace.partials,
+            self._workspace.counters,
+            m,
+            self.out_features,
+            self.in_features,
+            x.stride(0),
+            M=rows,
+            ROWS=cut.rows,
+            DEPTH=cut.depth,
+            SPLIT=cut.split,
+            BIAS=self._bias is not None,
+            STAGES=cut.stages,
+            EARLY=EARLY,
+            AHEAD=triton.next_power_of_2(cut.depth * cut.stages),
+            num_warps=cut.warps,
+            launch_pdl=EARLY,
+        )
+        return y
+
+    def weight_bytes(self) -> int:
+        return self._weight.nbytes + (self._bias.nbytes if self._bias is not None else 0)
+
+    def dense(self) -> Tensor:
+        return self._weight
+
+
+def tiling(n: int, k: int, rows: int, processors: int) -> Tiling | None:
+    """How to cut a product of up to `rows` rows with a weight [n, k]; None where cuBLAS should do it."""
+    depth = next((depth for depth in (128, 64, 32) if k % depth == 0), None)
+    if depth is None:
+        return None
+    height = 64
+    tiles = triton.cdiv(n, height)
+    split = 1
+    while tiles * split < 2 * processors and split < 8 and k // depth >= 8 * split:
+        split *= 2
+    stages = 4 if rows < 64 else 3
+    return Tiling(height, depth, split, 4, stages) if tiles <= MOST_TILES else None
+
+
+class NarrowQuantization(Quantization):
+    """Keeps every weight in one dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._workspaces: dict[torch.device, Workspace] = {}
+
+    def linear(
+        self, source: WeightSource, names: Sequence[str], bias: Sequence[str] = (), device: torch.device | None = None
+    ) -> Linear:
+        weight = self._stack(source, names, device)
+        added = self._stack(source, bias, device) if bias else None
+        return NarrowLinear(weight, added, self._workspace(weight.device))
+
+    def head(self, embedding: Tensor) -> Linear:
+        return NarrowLinear(embedding, None, self._workspace(embedding.device))
+
+    def _workspace(self, device: torch.device) -> Workspace:
+        return self._workspaces.setdefault(device, Workspace(device))
+
+    def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
+        """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""
+        shapes = [source.shape(name) for name in names]
+        stacked = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=self._dtype, device=device)
+        row = 0
+        for name, shape in zip(names, shapes, strict=True):
+            stacked[row : row + shape[0]] = source.get(name, self._dtype)
+            row += shape[0]
+        return stacked
+
+
+__all__ = ["NarrowLinear", "NarrowQuantization", "tiling"]
