@@ -19,6 +19,8 @@ how. `engine plugins check NAME` runs the same suite without a line of test code
 | CLI command | `engine.testing.cli_command.CLICommandConformance` |
 | server route | `engine.testing.server_route.ServerRouteConformance` |
 | grammar | `engine.testing.grammar.GrammarConformance` |
+| reasoning parser | `engine.testing.reasoning_parser.ReasoningParserConformance` |
+| tool parser | `engine.testing.tool_parser.ToolParserConformance` |
 | rate limit | `engine.testing.rate_limit.RateLimitConformance` |
 
 A component that wraps another is tested around an installed one: `engine.testing.wrapping`.

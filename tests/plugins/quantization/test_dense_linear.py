@@ -12,7 +12,8 @@ from engine.capabilities import Flag
 from engine.plugins.quantization import none as plugin
 from engine.plugins.weight_loaders.safetensors.weights import SafetensorsWeights
 from engine.specs.quantization import Quantization
-from engine.testing.offer import OfferConformance
+from engine.testing.offer import CPU
+from engine.testing.quantization import QuantizationConformance
 
 TENSORS = {
     "q.weight": torch.arange(24.0).view(6, 4) / 10,
@@ -22,7 +23,7 @@ TENSORS = {
 }
 
 
-class TestNone(OfferConformance):
+class TestNone(QuantizationConformance):
     (offer,) = plugin.quantizations()
     module = "engine.plugins.quantization.none"
 
@@ -35,7 +36,7 @@ def source(tmp_path: Path) -> SafetensorsWeights:
 
 def dense(dtype: torch.dtype = torch.float32) -> Quantization:
     offer = TestNone.offer
-    return offer.build(offer.options(), device=OfferConformance.device, dtype=dtype)
+    return offer.build(offer.options(), device=CPU, dtype=dtype)
 
 
 def test_rows_stand_in_the_order_of_the_names(source: SafetensorsWeights) -> None:

@@ -14,7 +14,8 @@ from engine.plugin import Options
 from engine.plugins.quantization import packed
 from engine.specs.quantization import Linear, Quantization
 from engine.specs.weight_loader import WeightSource
-from engine.testing.offer import CPU, OfferConformance
+from engine.testing.offer import CPU
+from engine.testing.quantization import QuantizationConformance
 
 DEVICE = detect("cpu")
 pytestmark = pytest.mark.skipif(missing(DEVICE) is not None, reason=str(missing(DEVICE)))
@@ -66,7 +67,7 @@ def check(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | float = 0.0) ->
     torch.testing.assert_close(got.double(), want, atol=2e-5 * weight.shape[1] ** 0.5, rtol=step)
 
 
-class TestPackedOffer(OfferConformance):
+class TestPackedOffer(QuantizationConformance):
     (offer,) = packed.quantizations()
     module = "engine.plugins.quantization.packed"
     device = DEVICE
@@ -140,7 +141,7 @@ def test_weights_lie_in_sequence_at_cache_lines() -> None:
     quantization = make()
     layers = [quantization.head(draw(100, 6)), quantization.head(draw(64, 576)), quantization.head(draw(31, 2))]
     assert [layer.weight_bytes() for layer in layers] == [128 * 6 * 2, 64 * 576 * 2, 32 * 2 * 2]
-    from engine.plugins.quantization.packed.arena import BLOCK, CACHE_LINE, Arena
+    from engine.ops.arena import BLOCK, CACHE_LINE, Arena
 
     arena = Arena()
     first, second = arena.take(100), arena.take(1)

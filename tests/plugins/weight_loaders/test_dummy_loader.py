@@ -11,12 +11,12 @@ from engine.plugins.weight_loaders import dummy as plugin
 from engine.plugins.weight_loaders import safetensors
 from engine.plugins.weight_loaders.dummy.loader import DummyLoader
 from engine.specs.weight_loader import WeightSource
-from engine.testing.offer import OfferConformance
+from engine.testing.weight_loader import WeightLoaderConformance
 
 SHAPES = {"a.weight": (50, 40), "b.weight": (50, 40), "norm.weight": (40,), "a.bias": (50,)}
 
 
-class TestDummy(OfferConformance):
+class TestDummy(WeightLoaderConformance):
     (offer,) = plugin.weight_loaders()
     module = "engine.plugins.weight_loaders.dummy"
 

@@ -20,15 +20,20 @@ from engine.plugins.models.llama.shape import read_profile, read_shape, tensors
 from engine.plugins.weight_loaders import gguf as plugin
 from engine.plugins.weight_loaders.gguf.loader import GGUFLoader
 from engine.plugins.weight_loaders.safetensors.loader import SafetensorsLoader
-from engine.testing.offer import OfferConformance
+from engine.testing.weight_loader import Sample, WeightLoaderConformance
 
 MODELS = {"llama": "llama-tied", "qwen2": "qwen2", "qwen3": "qwen3"}
 PARITY = json.loads((Path(__file__).parents[2] / "data" / "parity.json").read_text())
 
 
-class TestGGUF(OfferConformance):
+class TestGGUF(WeightLoaderConformance):
     (offer,) = plugin.weight_loaders()
     module = "engine.plugins.weight_loaders.gguf"
+
+    @pytest.fixture
+    def sample(self, tiny: Callable[[str], Path], write_gguf: Callable[..., Path]) -> Sample:
+        config, arrays = checkpoint(tiny("llama-tied"))
+        return Sample(write_gguf("llama", config, arrays), {n: torch.from_numpy(a) for n, a in arrays.items()})
 
 
 def checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

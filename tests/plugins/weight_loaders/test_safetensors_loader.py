@@ -15,12 +15,12 @@ from engine.plugins.models.llama.shape import read_shape, tensors
 from engine.plugins.weight_loaders import safetensors as plugin
 from engine.plugins.weight_loaders.safetensors.loader import SafetensorsLoader
 from engine.specs.weight_loader import WeightSource
-from engine.testing.offer import OfferConformance
+from engine.testing.weight_loader import WeightLoaderConformance
 
 INDEX = "model.safetensors.index.json"
 
 
-class TestSafetensors(OfferConformance):
+class TestSafetensors(WeightLoaderConformance):
     (offer,) = plugin.weight_loaders()
     module = "engine.plugins.weight_loaders.safetensors"
 
