@@ -233,6 +233,7 @@ class _Assembly:
             parts=layout.parts,
             dtype=layout.dtype,
             num_pages=num_pages,
+            axes=layout.axes,
         )
         return [
             choice.build(role=Role(section.role), schema=schema, engine_id=engine_id)
@@ -261,7 +262,13 @@ class _Assembly:
                     fetch_timeout=section.fetch_timeout,
                 )
             )
-        return Handover(TransferLedger(links, time.monotonic), engine_id=engine_id, page_size=self.page_size)
+        tokens = len(pool[0][0]) * self.page_size
+        return Handover(
+            TransferLedger(links, time.monotonic),
+            engine_id=engine_id,
+            page_size=self.page_size,
+            token_bytes=sum(part.nbytes for parts in pool for part in parts) // tokens,
+        )
 
     def _drafter(self, profile: ModelProfile) -> Drafter | None:
         if "speculator" not in self.choices:

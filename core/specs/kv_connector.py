@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 API: Final = 1
 HOOK: Final = "kv_connectors"
 
+TOKENS: Final = "token"
+"""The name, among the axes of a page, of the one that counts its tokens."""
+
 
 class Role(StrEnum):
     """What an engine does with a connector."""
@@ -49,6 +52,7 @@ class KVSchema:
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     dtype: str
     num_pages: int  # of this engine; may differ
+    axes: tuple[tuple[str, ...], ...] = ()  # as `KVLayout.axes`: with them, engines may differ in page_size
 
 
 class EventKind(StrEnum):
@@ -68,6 +72,7 @@ class TransferEvent:
     kind: EventKind
     request_id: str  # the id that `publish` or `fetch` was called with
     reason: str = ""
+    corrupt: bool = False  # FETCH_FAILED: what arrived is not what was published
 
 
 class KVConnector(ABC):
@@ -124,6 +129,7 @@ def kv_connectors() -> Iterable[Offer[KVConnector]]:  # type: ignore[empty-body]
 __all__ = [
     "API",
     "HOOK",
+    "TOKENS",
     "EventKind",
     "KVConnector",
     "KVSchema",

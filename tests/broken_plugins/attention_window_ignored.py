@@ -8,7 +8,7 @@ from engine.hooks import hookimpl
 from engine.plugins.attention.reference.backend import ReferenceAttention
 
 CAUGHT_BY = "test_windows_differ_by_layer"
-FAILS = {"masks:sliding_window"}
+FAILS = {"masks:sliding_window", "masks:tree"}  # a tree within a window is both
 
 
 class Backend(ReferenceAttention):

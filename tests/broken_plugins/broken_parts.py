@@ -35,7 +35,7 @@ def kv_connector_offer(connector: type[Any]) -> Offer[Any]:
     return replace(
         offer,
         name="broken",
-        build=lambda options, *, role, schema, engine_id: connector(role, schema, engine_id, options.peer_timeout),
+        build=lambda options, *, role, schema, engine_id: connector(role, schema, engine_id, options),
     )
 
 

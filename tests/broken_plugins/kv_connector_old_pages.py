@@ -10,7 +10,7 @@ CAUGHT_BY = "test_withdrawn_publication_is_gone"
 
 class Connector(LocalConnector):
     def withdraw(self, request_id):
-        publication = self._producer._by_id.pop(request_id, None)
+        publication = self._producer._publications._by_id.pop(request_id, None)
         if publication is not None:
             publication.readers += 1
 

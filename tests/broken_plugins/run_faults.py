@@ -6,7 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine.testing.suites import SUITES, suite_for
+
+torch.set_num_threads(1)
 
 HERE = ("broken_parts", "run_faults")
 
@@ -19,6 +23,7 @@ LESS: dict[str, dict[str, Any]] = {
 """A fault shows in a fraction of what a suite tries."""
 
 LEFT_OUT = {
+    "attention_backends": ("test_random_traffic", "test_head_sizes"),
     "kv_caches": ("test_random_traffic",),
     "kv_connectors": (
         "test_across_processes",

@@ -7,7 +7,7 @@ from engine.hooks import hookimpl
 CAUGHT_BY = "test_no_path_is_taken"
 
 
-def models():
+def names():
     return {}
 
 
@@ -15,7 +15,7 @@ def build(options, *, state):
     import fastapi
 
     router = fastapi.APIRouter()
-    router.add_api_route("/v1/models", models, methods=["GET"])
+    router.add_api_route("/v1/models", names, methods=["GET"])
     return router
 
 

@@ -53,7 +53,7 @@ class ReferenceAttention(AttentionBackend):
         key = (self.page_size, self.shape.kv_heads, self.shape.head_dim)
         value = (self.page_size, self.shape.kv_heads, self.shape.v_head_dim)
         parts = (("latent", key),) if self.shape.kind is KVKind.MLA else (("k", key), ("v", value))
-        return KVLayout(parts=parts, dtype=self.shape.dtype)
+        return KVLayout(parts=parts, dtype=self.shape.dtype, axes=(("token", "head", "width"),) * len(parts))
 
     def plan(self, batch: AttentionBatch) -> Plan:
         """Cut the step into groups and draw the masks of every window."""

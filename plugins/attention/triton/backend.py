@@ -102,7 +102,7 @@ class TritonAttention(AttentionBackend):
         """A page holds each head's rows in one piece: [KV heads, page size, width]."""
         heads, page = self._shape.kv_heads, self._page_size
         parts = (("k", (heads, page, self._shape.head_dim)), ("v", (heads, page, self._shape.v_head_dim)))
-        return KVLayout(parts=parts, dtype=self._shape.dtype)
+        return KVLayout(parts=parts, dtype=self._shape.dtype, axes=(("head", "token", "width"),) * 2)
 
     def plan(self, batch: AttentionBatch) -> Plan:
         """List the work of the decodes for every window, and count the tiles of the rest."""

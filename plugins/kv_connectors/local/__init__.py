@@ -5,21 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, DeviceProfile, Flag, Offer, Options
+from engine.plugin import Capabilities, DeviceProfile, Flag, Offer
+from engine.transport.options import PeerOptions
 
 if TYPE_CHECKING:
     from engine.specs.kv_connector import KVConnector, KVSchema, Role
-
-
-class LocalOptions(Options):
-    """How long a peer may be silent."""
-
-    peer_timeout: float = Field(
-        10.0, gt=0, description="Seconds after which a peer that owes an answer is taken to be gone."
-    )
 
 
 def available(device: DeviceProfile) -> str | None:
@@ -27,11 +18,11 @@ def available(device: DeviceProfile) -> str | None:
     return None if not device.here or sys.platform == "linux" else f"needs Linux, this is {sys.platform}"
 
 
-def build(options: LocalOptions, *, role: Role, schema: KVSchema, engine_id: str) -> KVConnector:
+def build(options: PeerOptions, *, role: Role, schema: KVSchema, engine_id: str) -> KVConnector:
     """Make one end; nothing is opened before `allocate` and `start`."""
     from engine.plugins.kv_connectors.local.connector import LocalConnector
 
-    return LocalConnector(role, schema, engine_id, options.peer_timeout)
+    return LocalConnector(role, schema, engine_id, options)
 
 
 @hookimpl
@@ -42,11 +33,11 @@ def kv_connectors() -> list[Offer[KVConnector]]:
             name="local",
             summary="shared memory between engine processes of one host and user",
             build=build,
-            options=LocalOptions,
+            options=PeerOptions,
             capabilities=Capabilities(devices=frozenset({"cpu"}), flags=frozenset({Flag.PRODUCER, Flag.CONSUMER})),
             available=available,
         )
     ]
 
 
-__all__ = ["LocalOptions", "available", "build", "kv_connectors"]
+__all__ = ["available", "build", "kv_connectors"]

@@ -15,22 +15,15 @@ import pytest
 import torch
 
 from engine.plugins.kv_connectors import local
+from engine.plugins.kv_connectors.local.channel import FileChannel
 from engine.plugins.kv_connectors.local.connector import LocalConnector
-from engine.plugins.kv_connectors.local.frames import (
-    Ack,
-    Cancel,
-    Channel,
-    Done,
-    Grant,
-    Open,
-    ProtocolError,
-    Refuse,
-    Renew,
-    to_producer,
-)
-from engine.plugins.kv_connectors.local.grid import Grid
+from engine.plugins.kv_connectors.local.transport import PLACE
 from engine.specs.kv_connector import EventKind, Role
 from engine.testing.kv_end import PATIENCE, SCHEMA, End, EndSpec
+from engine.transport.channel import TO_PRODUCER
+from engine.transport.frames import Ack, Cancel, Done, Grant, Open, ProtocolError, Refuse, Renew
+from engine.transport.grid import Grid
+from engine.transport.options import PeerOptions
 
 SPEC = EndSpec(module=local.__name__, offer="local", options="{}", role=Role.PRODUCER, engine_id="engine-p")
 
@@ -48,7 +41,7 @@ class Caller:
     def __init__(self, handle: dict[str, Any]) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(f"\0{handle['address']}")
-        self.channel: Channel = to_producer(self.sock)
+        self.channel = FileChannel(self.sock, *TO_PRODUCER)
         self.token: str = handle["token"]
 
     def hear(self) -> object:
@@ -56,7 +49,7 @@ class Caller:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
-                if messages := self.channel.receive():
+                if messages := list(self.channel.receive()):
                     (message,) = messages
                     return message
             except ProtocolError as error:
@@ -65,7 +58,7 @@ class Caller:
         raise AssertionError("no answer")
 
     def open(self, count: int = 2) -> object:
-        self.channel.send(Open(self.token, 0, count))
+        self.channel.send(Open(self.token, 0, count, 4))
         return self.hear()
 
 
@@ -87,10 +80,11 @@ Call = Callable[[dict[str, Any]], Caller]
 
 def test_whole_conversation(end: End, call: Call) -> None:
     caller = call(end.publish("r", [7, 3, 5]))
-    caller.channel.send(Open(caller.token, 1, 2))
+    caller.channel.send(Open(caller.token, 1, 2, 4))
     grant = caller.hear()
     assert isinstance(grant, Grant)
-    assert (grant.schema, grant.pages, grant.lease_seconds) == (SCHEMA, [3, 5], 60.0)
+    assert (grant.schema, grant.lease_seconds) == (SCHEMA, 60.0)
+    assert PLACE.decode(grant.detail).blocks == [3, 5]
     assert grant.digests == Grid.of_pool(end.pool).digests([3, 5])
     assert caller.channel.file is not None
     end.wait("r", EventKind.RENEWED)
@@ -162,7 +156,7 @@ def test_words_after_the_last_one_are_ignored(end: End, call: Call) -> None:
 @pytest.mark.parametrize(("token", "first", "count", "reason"), [("0" * 32, 0, 1, "is gone"), ("", 0, 1, "is gone")])
 def test_unknown_tokens_are_refused(end: End, call: Call, token: str, first: int, count: int, reason: str) -> None:
     caller = call(end.publish("r", [1, 2]))
-    caller.channel.send(Open(token, first, count))
+    caller.channel.send(Open(token, first, count, 4))
     answer = caller.hear()
     assert isinstance(answer, Refuse)
     assert reason in answer.reason
@@ -172,7 +166,7 @@ def test_unknown_tokens_are_refused(end: End, call: Call, token: str, first: int
 @pytest.mark.parametrize(("first", "count"), [(0, 3), (2, 1), (-1, 1), (1, -1), (2**40, 1)])
 def test_pages_that_were_not_published_are_refused(end: End, call: Call, first: int, count: int) -> None:
     caller = call(end.publish("r", [1, 2]))
-    caller.channel.send(Open(caller.token, first, count))
+    caller.channel.send(Open(caller.token, first, count, 4))
     answer = caller.hear()
     assert isinstance(answer, Refuse)
     assert "2 pages were published" in answer.reason
@@ -250,12 +244,12 @@ def test_pages_outside_the_pool_are_refused(end: End) -> None:
 
 def test_consumers_of_other_users_are_refused(end: End, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = end.publish("r", [1])
-    monkeypatch.setattr(Channel, "peer_uid", lambda self: os.getuid() + 1)
+    monkeypatch.setattr(FileChannel, "peer_uid", lambda self: os.getuid() + 1)
     assert "gone" in str(call(handle).hear())
 
 
 def test_long_publications_are_digested_in_slices(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
-    monkeypatch.setattr("engine.plugins.kv_connectors.local.producer.DIGEST_BYTES", 1)
+    monkeypatch.setattr("engine.transport.publications.DIGEST_BYTES", 1)
     end = End(SPEC)
     long, short = call(end.publish("long", list(range(64)))), call(end.publish("short", [9]))
     short_grant, long_grant = short.open(1), long.open(64)
@@ -267,7 +261,7 @@ def test_long_publications_are_digested_in_slices(monkeypatch: pytest.MonkeyPatc
 
 def test_withdrawn_before_it_is_digested(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for its turn is dropped, and what comes after it is served."""
-    monkeypatch.setattr("engine.plugins.kv_connectors.local.producer.DIGEST_BYTES", 1)
+    monkeypatch.setattr("engine.transport.publications.DIGEST_BYTES", 1)
     with_digest: list[int] = []
     digests = Grid.digests
     gate = threading.Event()
@@ -293,7 +287,7 @@ def test_withdrawn_before_it_is_digested(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_pool_must_be_what_was_allocated() -> None:
     def connector(role: Role = Role.PRODUCER) -> LocalConnector:
-        return LocalConnector(role, SCHEMA, "engine", 1.0)
+        return LocalConnector(role, SCHEMA, "engine", PeerOptions())
 
     elsewhere = [(torch.zeros(64, 4, 2, 6).bfloat16(), torch.zeros(64, 4, 2, 5).bfloat16())] * 3
     with pytest.raises(ValueError, match="call allocate before start"):
@@ -309,7 +303,7 @@ def test_pool_must_be_what_was_allocated() -> None:
 
 
 def test_close_is_idempotent_and_does_not_need_start() -> None:
-    connector = LocalConnector(Role.BOTH, SCHEMA, "engine", 1.0)
+    connector = LocalConnector(Role.BOTH, SCHEMA, "engine", PeerOptions())
     connector.allocate(100)
     connector.close()
     connector.close()

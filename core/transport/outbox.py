@@ -16,10 +16,10 @@ class Outbox:
         self._lock = threading.Lock()
         self._events: list[TransferEvent] = []
 
-    def post(self, kind: EventKind, request_id: str, reason: str = "") -> None:
+    def post(self, kind: EventKind, request_id: str, reason: str = "", corrupt: bool = False) -> None:
         """Queue an event; from any thread."""
         with self._lock:
-            self._events.append(TransferEvent(kind, request_id, reason))
+            self._events.append(TransferEvent(kind, request_id, reason, corrupt))
         self._wake()
 
     def take(self) -> list[TransferEvent]:

@@ -1,66 +1,37 @@
-"""The producer's end: digests what is published and answers consumers, on its own thread. It never copies a page."""
+"""The producer's end: answers consumers on its own thread. What moves the blocks is the transport's."""
 
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import selectors
-import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.plugins.kv_connectors.local.frames import (
-    Ack,
-    Cancel,
-    Channel,
-    Done,
-    Grant,
-    Open,
-    ProtocolError,
-    Refuse,
-    Renew,
-    to_consumer,
-)
-from engine.plugins.kv_connectors.local.grid import Grid
-from engine.plugins.kv_connectors.local.handle import Handle
-from engine.plugins.kv_connectors.local.loop import Loop
-from engine.plugins.kv_connectors.local.memory import SharedMemory
-from engine.plugins.kv_connectors.local.outbox import Outbox
 from engine.specs.kv_connector import EventKind, KVSchema
+from engine.transport.channel import Channel
+from engine.transport.frames import Ack, Cancel, Done, Grant, Open, ProtocolError, Refuse, Renew, Word
+from engine.transport.grid import Blocks, Grid
+from engine.transport.loop import Loop
+from engine.transport.outbox import Outbox
+from engine.transport.publications import Publication, Publications
+from engine.transport.schema import Handle, cuts
+from engine.transport.wire import Transport
 
 log = logging.getLogger(__name__)
 
 MAX_PEERS: Final = 1024
 """Connections held at once; further ones are closed at once, and their engines recompute."""
 
-DIGEST_BYTES: Final = 2**25
-"""Digested in one turn of the loop (about 6 ms), so that a long publication delays no answer for long."""
-
 GONE: Final = "the publication is gone: it was delivered, it expired or it was withdrawn"
-
-
-@dataclass(slots=True, eq=False)
-class _Publication:
-    request_id: str
-    token: str
-    pages: tuple[int, ...]
-    lease_seconds: float
-    digests: list[int] = field(default_factory=list)
-    readers: int = 0
-    delivered: bool = False
-    withdrawn: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
     channel: Channel
     deadline: float | None  # by when it must say or take something; None while a lease watches over it
-    publication: _Publication | None = None
+    publication: Publication | None = None
     waiting: Open | None = None  # for digests
     leaving: bool = False  # to be closed when what was said is sent
 
@@ -69,26 +40,20 @@ class Producer(Loop):
     """Serves the publications of one engine."""
 
     def __init__(
-        self, engine_id: str, schema: KVSchema, memory: SharedMemory, grid: Grid, outbox: Outbox, peer_timeout: float
+        self, transport: Transport, engine_id: str, schema: KVSchema, grid: Grid, outbox: Outbox, peer_timeout: float
     ) -> None:
         """Listen and start.
 
         Raises:
-            ValueError: the pool lies outside the memory.
+            ValueError: the transport can't listen there.
         """
-        self._layout = grid.layout(memory.tensor.data_ptr(), memory.tensor.numel())
-        super().__init__(f"kv-local-producer-{engine_id}")
-        self._engine_id, self._schema, self._memory, self._grid = engine_id, schema, memory, grid
+        self._listener, self._address = transport.listen()
+        super().__init__(f"kv-{transport.name}-producer-{engine_id}")
+        self._transport, self._engine_id, self._schema, self._grid = transport, engine_id, schema, grid
         self._outbox, self._peer_timeout = outbox, peer_timeout
-        self._slice = max(1, DIGEST_BYTES // sum(grid.widths))
-        self._lock = threading.Lock()  # over the two tables and the flags of publications
-        self._by_id: dict[str, _Publication] = {}
-        self._by_token: dict[str, _Publication] = {}
-        self._undigested: deque[_Publication] = deque()
+        self._publications = Publications(grid)
+        self._grids = {schema.page_size: grid}  # by tokens a block
         self._peers: set[_Peer] = set()
-        self._address = f"engine-kv-{os.getpid():x}-{secrets.token_hex(8)}"
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"\0{self._address}")
         self._listener.listen(MAX_PEERS)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -96,25 +61,13 @@ class Producer(Loop):
 
     def publish(self, request_id: str, pages: Sequence[int], num_tokens: int, lease_seconds: float) -> dict[str, Any]:
         """See `KVConnector.publish`."""
-        self._grid.check(pages)
-        publication = _Publication(request_id, secrets.token_hex(16), tuple(pages), lease_seconds)
-        handle = Handle(self._engine_id, request_id, num_tokens, self._address, publication.token, self._schema)
-        with self._lock:
-            if request_id in self._by_id:
-                raise ValueError(f"{request_id!r} is published already; withdraw it first")
-            self._by_id[request_id] = self._by_token[publication.token] = publication
-        self._undigested.append(publication)
+        token = self._publications.add(request_id, pages, lease_seconds).token
         self.wake()
-        return handle.to_json()
+        return Handle(self._engine_id, request_id, num_tokens, self._address, token, self._schema).to_json()
 
     def withdraw(self, request_id: str) -> None:
         """See `KVConnector.withdraw`: from here on no reader gets an Ack."""
-        with self._lock:
-            publication = self._by_id.pop(request_id, None)
-            if publication is None:
-                return
-            del self._by_token[publication.token]
-            publication.withdrawn = True
+        self._publications.withdraw(request_id)
         self.wake()
 
     def _ready(self, owner: _Peer | None, events: int) -> None:
@@ -137,10 +90,14 @@ class Producer(Loop):
         except OSError as error:  # the peer is gone already, or this process is out of files
             log.warning("a KV consumer could not be accepted: %s", error)
             return
-        channel = to_consumer(sock)
-        if len(self._peers) >= MAX_PEERS or channel.peer_uid() != os.getuid():
-            log.warning("refused a KV consumer of user %d; %d are connected", channel.peer_uid(), len(self._peers))
-            channel.close()
+        if len(self._peers) >= MAX_PEERS:
+            log.warning("refused a KV consumer: %d are connected", len(self._peers))
+            sock.close()
+            return
+        try:
+            channel = self._transport.admit(sock)
+        except ProtocolError as error:
+            log.warning("refused a KV consumer: %s", error)
             return
         peer = _Peer(channel, time.monotonic() + self._peer_timeout)
         self._peers.add(peer)
@@ -153,51 +110,83 @@ class Producer(Loop):
                 self._open(peer, message)
             case Renew() if publication is not None:
                 self._outbox.post(EventKind.RENEWED, publication.request_id)
-            case Done() if publication is not None and peer.waiting is None:
-                self._deliver(peer, publication)
+            case Done(damage) if publication is not None and peer.waiting is None and not peer.channel.streaming:
+                self._deliver(peer, publication, damage)
+            case Word(body) if publication is not None and peer.waiting is None:
+                self._transport.heard(peer.channel, body)
             case Cancel(reason):
                 self._lose(peer, reason)
             case _ if not peer.leaving:
                 raise ProtocolError(f"the consumer sent {type(message).__name__} out of turn")
 
-    def _open(self, peer: _Peer, message: Open) -> None:
-        with self._lock:
-            publication = self._by_token.get(message.token)
+    def _open(self, peer: _Peer, asked: Open) -> None:
+        publication = self._publications.find(asked.token)
         if publication is None:
             self._refuse(peer, GONE)
-        elif not 0 <= message.first_page <= message.first_page + message.count <= len(publication.pages):
-            self._refuse(peer, f"{len(publication.pages)} pages were published, not those from {message.first_page} on")
-        else:
-            peer.publication, peer.waiting, peer.deadline = publication, message, None
-            publication.readers += 1
-            self._outbox.post(EventKind.RENEWED, publication.request_id)
-            self._grant(peer)
+            return
+        try:
+            offered = len(publication.pages) * self._cut(asked.block).per_page
+        except ValueError as error:
+            self._refuse(peer, str(error))
+            return
+        if not 0 <= asked.first <= asked.first + asked.count <= offered:
+            self._refuse(peer, f"{len(publication.pages)} pages were published, not those from {asked.first} on")
+            return
+        peer.publication, peer.waiting, peer.deadline = publication, asked, None
+        publication.readers += 1
+        self._outbox.post(EventKind.RENEWED, publication.request_id)
+        self._grant(peer)
+
+    def _cut(self, block: int) -> Grid:
+        """The pool in blocks of so many tokens."""
+        if block not in self._grids:
+            self._grids[block] = self._grid.cut(cuts(self._schema, block))
+        return self._grids[block]
 
     def _grant(self, peer: _Peer) -> None:
         publication, asked = peer.publication, peer.waiting
         if publication is None or asked is None or len(publication.digests) < len(publication.pages):
             return
-        wanted = slice(asked.first_page, asked.first_page + asked.count)
-        pages, digests = list(publication.pages[wanted]), publication.digests[wanted]
+        grid = self._cut(asked.block)
+        blocks = grid.blocks(publication.pages)[asked.first : asked.first + asked.count]
+        try:
+            digests = self._digests(publication, asked, grid, blocks)
+        except ValueError as error:
+            self._refuse(peer, str(error))
+            return
         peer.waiting = None
-        peer.channel.send(
-            Grant(self._schema, self._layout, pages, digests, publication.lease_seconds), self._memory.file
-        )
+        detail = self._transport.offer(peer.channel, grid, blocks)
+        peer.channel.send(Grant(self._schema, digests, publication.lease_seconds, detail))
+        self._transport.granted(peer.channel, grid, blocks)
 
-    def _deliver(self, peer: _Peer, publication: _Publication) -> None:
-        with self._lock:
+    def _digests(self, publication: Publication, asked: Open, grid: Grid, blocks: Blocks) -> list[int]:
+        """Those from the time of publishing. For other blocks they are made now, if the pages are still the same."""
+        if grid is self._grid:
+            return publication.digests[asked.first : asked.first + asked.count]
+        touched = slice(asked.first // grid.per_page, -(-(asked.first + asked.count) // grid.per_page))
+        if self._grid.digests(publication.pages[touched]) != publication.digests[touched]:
+            raise ValueError("the published pages have changed since their digests were made")
+        return grid.digests(blocks)
+
+    def _deliver(self, peer: _Peer, publication: Publication, damage: str) -> None:
+        with self._publications.lock:
             standing = not publication.withdrawn
-            if standing and not publication.delivered:
+            if standing and not publication.delivered and not damage:
                 publication.delivered = True
                 self._outbox.post(EventKind.DELIVERED, publication.request_id)
         if not standing:
             self._refuse(peer, GONE)
             return
         self._part(peer)
+        if damage:
+            log.warning("a KV consumer says that %s was damaged: %s", publication.request_id, damage)
+            self._report_lost(publication, damage)
         peer.channel.send(Ack())
         self._leave(peer)
 
     def _refuse(self, peer: _Peer, reason: str) -> None:
+        if peer.channel.streaming:
+            raise ProtocolError(reason)  # no word can be put in: the end of the connection has to say it
         self._part(peer)
         peer.channel.send(Refuse(reason))
         self._leave(peer)
@@ -218,12 +207,15 @@ class Producer(Loop):
         self._selector.unregister(peer.channel)
         peer.channel.close()
         if publication is not None:
-            with self._lock:
-                if not (publication.readers or publication.delivered or publication.withdrawn):
-                    self._outbox.post(EventKind.PEER_LOST, publication.request_id, reason)
+            self._report_lost(publication, reason)
+
+    def _report_lost(self, publication: Publication, reason: str) -> None:
+        with self._publications.lock:
+            if not (publication.readers or publication.delivered or publication.withdrawn):
+                self._outbox.post(EventKind.PEER_LOST, publication.request_id, reason)
 
     def _tick(self, now: float) -> float | None:
-        self._digest()
+        undigested = self._publications.digest()
         for peer in list(self._peers):
             try:
                 if peer.publication is not None and peer.publication.withdrawn:
@@ -237,19 +229,9 @@ class Producer(Loop):
             else:
                 writing = selectors.EVENT_WRITE if peer.channel.backlog else 0
                 self._selector.modify(peer.channel, selectors.EVENT_READ | writing, peer)
-        if self._undigested:
+        if undigested:
             return now
         return min((peer.deadline for peer in self._peers if peer.deadline is not None), default=None)
-
-    def _digest(self) -> None:
-        if not self._undigested:
-            return
-        publication = self._undigested[0]
-        if not publication.withdrawn:
-            done = len(publication.digests)
-            publication.digests += self._grid.digests(publication.pages[done : done + self._slice])
-        if publication.withdrawn or len(publication.digests) == len(publication.pages):
-            self._undigested.popleft()
 
     def _abandon(self, reason: str) -> None:
         for peer in list(self._peers):

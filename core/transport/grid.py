@@ -1,0 +1,217 @@
+"""Pages as bytes: one numpy view per part and layer, cut into blocks, digested and moved without looking inside.
+
+The digest of a block is multilinear (Carter and Wegman, 1981): the sum of its 64-bit words, each times an odd weight of
+its own, modulo 2^64. It sees any change of one word and, with near certainty, any mix-up, early reuse or missing piece;
+it is no guard against somebody who forges. It was chosen by speed, in GB/s over 35 MB on one core: this 19 where pages
+are neighbours and 6 where they are scattered, CRC-32 2.8, SHA-256 1.4, BLAKE2b 0.9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.transport.schema import Cut
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Part = NDArray[np.uint8]
+Words = NDArray[np.unsignedinteger[Any]]
+Blocks = NDArray[np.intp]
+"""Block ids, int [n]: page id times blocks a page, plus the place in the page."""
+
+
+class Grid:
+    """The pool of one engine, cut into blocks. Blocks are pages unless `cut` says otherwise."""
+
+    def __init__(self, parts: Sequence[Part], cuts: Sequence[Cut] | None = None) -> None:
+        """`parts`: uint8 [num_pages, bytes] each, layer by layer; rows are dense, but may be apart."""
+        self._parts = tuple(parts)
+        self._cuts = tuple(cuts or [Cut(1, 1)] * len(self._parts))
+        self.per_page = self._cuts[0].per_page if self._cuts else 1
+        self._cells = [_cells(part, cut) for part, cut in zip(self._parts, self._cuts, strict=True)]
+
+    @classmethod
+    def of_pool(cls, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
+        """The grid over tensors `[num_pages, …]`, whose pages must each be one run of bytes in host memory.
+
+        Raises:
+            ValueError: a page isn't.
+        """
+        parts = []
+        for layer, tensors in enumerate(pool):
+            for tensor in tensors:
+                if tensor.device.type != "cpu" or not tensor[:1].is_contiguous():
+                    raise ValueError(f"the pages of layer {layer} are not runs of bytes in host memory")
+                parts.append(tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy())
+        return cls(parts)
+
+    def cut(self, cuts: Sequence[Cut]) -> Grid:
+        """The same pool in other blocks; `cuts` are those of the parts of one layer."""
+        return Grid(self._parts, list(cuts) * (len(self._parts) // len(cuts)))
+
+    def of_buffer(self, buffer: Any, layout: Sequence[tuple[int, int]], num_pages: int, cuts: Sequence[Cut]) -> Grid:
+        """The grid over a peer's memory: per part the offset of page 0 and the bytes from page to page.
+
+        `cuts` are those of the parts of one layer of the peer, whose blocks are as large as those here.
+        """
+        parts = [
+            np.ndarray((num_pages, width), np.uint8, buffer, offset, (stride, 1))
+            for (offset, stride), width in zip(layout, self.page_widths(cuts), strict=True)
+        ]
+        return Grid(parts, list(cuts) * (len(parts) // len(cuts)))
+
+    def page_widths(self, cuts: Sequence[Cut]) -> list[int]:
+        """Bytes of a page in each part of a peer whose blocks are as large as those here."""
+        return [width * cuts[i % len(cuts)].per_page for i, width in enumerate(self.widths)]
+
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of one block in each part."""
+        return [part.shape[1] // cut.per_page for part, cut in zip(self._parts, self._cuts, strict=True)]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the pool."""
+        return len(self._parts[0])
+
+    def check(self, pages: Sequence[int]) -> None:
+        """Refuse page ids that the pool doesn't have.
+
+        Raises:
+            ValueError: with the first of them.
+        """
+        if (stray := next((page for page in pages if not 0 <= page < self.num_pages), None)) is not None:
+            raise ValueError(f"the KV pool has no page {stray}, it has {self.num_pages}")
+
+    def blocks(self, pages: Sequence[int]) -> Blocks:
+        """The ids of the blocks of these pages, in their order."""
+        starts = np.array(pages, np.intp) * self.per_page
+        blocks: Blocks = (starts[:, None] + np.arange(self.per_page)).ravel()
+        return blocks
+
+    def layout(self, base: int, size: int) -> list[tuple[int, int]]:
+        """Offset and page stride of each part within the `size` bytes of memory at address `base`.
+
+        Raises:
+            ValueError: a part lies elsewhere.
+        """
+        spans = self.addresses()
+        spans = [(address - base, stride) for address, stride in spans]
+        widths = [part.shape[1] for part in self._parts]
+        if any(offset < 0 for offset, _ in spans) or needed_bytes(spans, widths, self.num_pages) > size:
+            raise ValueError("the KV pool lies outside the memory that the connector allocated for it")
+        return spans
+
+    def addresses(self) -> list[tuple[int, int]]:
+        """Of each part: the address of page 0 and the bytes from page to page."""
+        return [(part.ctypes.data, part.strides[0]) for part in self._parts]
+
+    @cached_property
+    def _weights(self) -> list[NDArray[np.uint64]]:
+        """Of the words of a block, part by part: the same in every process."""
+        counts = [cells[0].size // cut.per_page for cells, cut in zip(self._cells, self._cuts, strict=True)]
+        stream = hashlib.shake_128(b"engine KV page digest").digest(8 * sum(counts))
+        weights = np.frombuffer(stream, np.dtype("<u8")) | np.uint64(1)
+        return np.split(weights, np.cumsum(counts)[:-1])
+
+    def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
+        """A 64-bit digest of each block over all layers."""
+        at, total = self._at(blocks), np.zeros(len(blocks), np.uint64)
+        for cells, weights in zip(self._cells, self._weights, strict=True):
+            total += _weigh(cells[at].reshape(len(blocks), len(weights)), weights)
+        return [int(digest) for digest in total]
+
+    def copy(
+        self,
+        blocks: Sequence[int] | Blocks,
+        source: Grid,
+        source_blocks: Sequence[int] | Blocks,
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> list[int]:
+        """Fill `blocks` with `source_blocks` of another grid; return the digests of what was written to the chosen.
+
+        Both the pages and the digests come from one private copy, so that they agree even while the source changes.
+        """
+        to, start = self._at(blocks), source._at(source_blocks)
+        total = np.zeros(len(blocks) if chosen is None else int(chosen.sum()), np.uint64)
+        for mine, theirs, weights in zip(self._cells, source._cells, self._weights, strict=True):
+            copied = theirs[start]
+            mine[to] = copied
+            rows = copied.reshape(len(blocks), len(weights))
+            total += _weigh(rows if chosen is None else rows[chosen], weights)
+        return [int(digest) for digest in total]
+
+    def _at(self, blocks: Sequence[int] | Blocks) -> tuple[Any, ...]:
+        """What picks the blocks out of any part's cells."""
+        ids = np.asarray(blocks, np.intp)
+        if self.per_page == 1:
+            return (ids,)
+        return ids // self.per_page, slice(None), ids % self.per_page
+
+    def pieces(self, blocks: Sequence[int] | Blocks) -> list[memoryview]:
+        """The bytes of the blocks in the pool itself: part by part, block after block, neighbours joined."""
+        found: list[memoryview] = []
+        pages, places = np.divmod(np.asarray(blocks, np.intp), self.per_page)
+        for part, cut in zip(self._parts, self._cuts, strict=True):
+            outer = cut.outer if cut.per_page > 1 else 1  # a whole page is one run
+            stride, run = part.strides[0], part.shape[1] // (outer * cut.per_page)
+            starts = (pages * stride + places * run)[:, None] + np.arange(outer) * run * cut.per_page
+            found += _runs(_flat(part), starts.ravel(), run)
+        return found
+
+
+def _cells(part: Part, cut: Cut) -> Words:
+    """Words [num_pages, words], or [num_pages, outer, blocks a page, words] where pages are cut."""
+    words = part.view(f"u{math.gcd(part.shape[1] // (cut.outer * cut.per_page), 8)}")
+    return words if cut.per_page == 1 else words.reshape(len(part), cut.outer, cut.per_page, -1)
+
+
+def _flat(part: Part) -> memoryview:
+    """All bytes from the first page to the end of the last, what lies between pages included."""
+    length = (len(part) - 1) * part.strides[0] + part.shape[1]
+    return np.lib.stride_tricks.as_strided(part, (length,), (1,)).data
+
+
+def _runs(memory: memoryview, starts: Blocks, length: int) -> list[memoryview]:
+    """The stretches of `length` bytes at `starts`, each joined with the next where that follows at once."""
+    if not len(starts):
+        return []
+    breaks = np.flatnonzero(np.diff(starts) != length) + 1
+    firsts = starts[np.concatenate(([0], breaks))]
+    lasts = starts[np.concatenate((breaks - 1, [len(starts) - 1]))] + length
+    return [memory[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+
+
+def _weigh(words: Words, weights: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """[blocks, words] -> [blocks]; sums wrap around."""
+    sums: NDArray[np.uint64] = np.einsum("ij,j->i", words, weights, dtype=np.uint64)
+    return sums
+
+
+def needed_bytes(layout: Sequence[tuple[int, int]], widths: Sequence[int], num_pages: int) -> int:
+    """How far a layout of pages of `widths` bytes reaches.
+
+    Raises:
+        ValueError: it has another number of parts, or its pages overlap or lie before the start.
+    """
+    if len(layout) != len(widths) or num_pages <= 0:
+        raise ValueError(
+            f"the producer's layout has {len(layout)} parts and {num_pages} pages, {len(widths)} parts are here"
+        )
+    if any(offset < 0 or stride < width for (offset, stride), width in zip(layout, widths, strict=True)):
+        raise ValueError("the producer's layout makes no sense: its pages overlap")
+    return max(
+        offset + (num_pages - 1) * stride + width for (offset, stride), width in zip(layout, widths, strict=True)
+    )
+
+
+__all__ = ["Blocks", "Grid", "needed_bytes"]
