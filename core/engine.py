@@ -185,6 +185,7 @@ class Engine:
             "drafts": drafts,
             "transfers": self.handover.rows(),
             "transfers_ended": self.handover.totals(),
+            "fetch": self.handover.measured(),
         }
 
     def close(self) -> None:

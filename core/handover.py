@@ -7,8 +7,10 @@ prompt is computed here. A request whose KV is published keeps its pages open un
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
+from engine.cost_model import Curve
 from engine.messages import FinishReason
 from engine.request import Request, Status
 from engine.scheduler import Scheduler, Transfers
@@ -18,12 +20,19 @@ log = logging.getLogger(__name__)
 
 
 class Handover(Transfers):
-    """Applies what the ledger says to requests and pages."""
+    """Applies what the ledger says to requests and pages.
 
-    def __init__(self, ledger: TransferLedger, *, engine_id: str, page_size: int) -> None:
+    Args:
+        token_bytes: size of one token's KV, to tell the speed of the link.
+    """
+
+    def __init__(self, ledger: TransferLedger, *, engine_id: str, page_size: int, token_bytes: int = 0) -> None:
+        self._token_bytes = token_bytes
         self._ledger, self._engine_id, self._page_size = ledger, engine_id, page_size
         self._fetching: dict[str, Request] = {}
         self._published: dict[str, dict[str, Any]] = {}
+        self._begun: dict[str, tuple[float, int]] = {}  # of fetches: when, how many tokens
+        self._fetches = Curve()
 
     def keep(self, request: Request, reason: FinishReason) -> bool:
         if request.id in self._fetching:
@@ -99,6 +108,7 @@ class Handover(Transfers):
         table = self._scheduler.cache.block_table(request.id)
         pages = table[first : max(first, -(-_covered(request) // self._page_size))]
         self._fetching[request.id] = request
+        self._begun[request.id] = (time.monotonic(), _covered(request) - first * self._page_size)
         try:
             self._ledger.fetch(request.id, request.kv_source["handle"], pages, first)
         except ValueError as error:
@@ -118,6 +128,9 @@ class Handover(Transfers):
     def _resume(self, request_id: str, failure: str = "") -> None:
         """The fetch ended: go on computing, or close the pages of a request that is gone by now."""
         request = self._fetching.pop(request_id)
+        began, tokens = self._begun.pop(request_id)
+        if not failure:
+            self._fetches.add(tokens, time.monotonic() - began, time.monotonic())
         if request.status is Status.FINISHED:
             self._scheduler.cache.close(request_id)
             return
@@ -132,6 +145,11 @@ class Handover(Transfers):
     def rows(self) -> list[dict[str, Any]]:
         """Every transfer under way, for people; JSON values only."""
         return [row._asdict() for row in self._ledger.rows()]
+
+    def measured(self) -> dict[str, Any]:
+        """Seconds that fetches took by number of tokens, as `engine.cost_model.Curve.as_dict` tells it, and the bytes
+        of a token."""
+        return {**self._fetches.as_dict(time.monotonic()), "token_bytes": self._token_bytes}
 
     def totals(self) -> dict[str, int]:
         """How many transfers ended, by how they did."""

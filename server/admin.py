@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from engine.cost_model import Measured
 from engine.errors import EngineError
 from engine.messages import Ready
 from engine.server.errors import ApiError, bad_request
@@ -76,6 +78,20 @@ def _add_views(router: APIRouter, state: ServerState) -> None:
     @router.get("/engine/leases")
     async def leases() -> Response:
         return json_response({"leases": (await _ask(state, "stats"))["transfers"]})
+
+    @router.get("/engine/transfer")
+    async def transfer() -> Response:
+        stats = await _ask(state, "stats")
+        speed = Measured.of(stats["fetch"]).per_second
+        return json_response(
+            {
+                "prefill": state.prefills.as_dict(time.monotonic()),
+                "fetch": stats["fetch"],
+                "bytes_per_second": None if speed is None else speed * stats["fetch"]["token_bytes"],
+                "open": stats["transfers"],
+                "ended": stats["transfers_ended"],
+            }
+        )
 
     @router.get("/engine/log-level")
     async def level() -> Response:

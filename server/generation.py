@@ -72,6 +72,7 @@ async def _choice(state: ServerState, exchange: Exchange, job: Job, text: Choice
             async for output in outputs:
                 _raise_failure(output, state)
                 delta = text.feed(output)
+                _measure(state, job, run, output)
                 watch.output(len(delta.token_ids), delta.cached_tokens, output.timing)
                 charge_output(state.limiter, exchange, len(delta.token_ids))
                 reason = delta.finish_reason or reason
@@ -89,6 +90,13 @@ async def _choice(state: ServerState, exchange: Exchange, job: Job, text: Choice
         watch.end(reason)
         if reason in ("stop", "length"):
             state.pace.finished(time.monotonic())
+
+
+def _measure(state: ServerState, job: Job, run: Run, output: Output) -> None:
+    """Learn from the first tokens how long prompts take here; fetched ones are measured in the core."""
+    fetched = (job.kv_transfer or {}).get("do_remote_prefill")
+    if run.first is None and output.token_ids and output.timing is not None and not fetched:
+        state.prefills.add(run.prompt_tokens - output.cached_tokens, output.timing.prefill, time.monotonic())
 
 
 def _raise_failure(output: Output, state: ServerState) -> None:

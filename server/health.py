@@ -65,6 +65,8 @@ async def _load(state: ServerState) -> dict[str, Any]:
         "kv_cache_usage": None if cache is None else cache["held"] / cache["pages"],
         "requests_per_second": state.pace.per_second(time.monotonic()),
         "draining": state.draining,
+        "prefill": state.prefills.as_dict(time.monotonic()),
+        "fetch": None if stats is None else stats["fetch"],
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config.explain import Row
 from engine.config.model import EngineConfig, ListenSection
+from engine.cost_model import Curve
 from engine.errors import EngineError
 from engine.messages import Output, Phase, Ready
 from engine.parsing.choice import Parsers
@@ -85,6 +86,7 @@ class ServerState:
     liveness: Liveness = field(init=False)
     startup: Startup = field(default_factory=Startup)
     pace: Pace = field(default_factory=Pace)
+    prefills: Curve = field(default_factory=Curve)  # seconds by tokens that were computed before the first of an answer
 
     def __post_init__(self) -> None:
         section = self.config.server

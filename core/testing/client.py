@@ -137,6 +137,7 @@ class ScriptedClient:
             "drafts": {},
             "transfers": [],
             "transfers_ended": {},
+            "fetch": {"points": [], "age": None, "token_bytes": 0},
         }
 
 

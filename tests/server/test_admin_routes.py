@@ -12,8 +12,9 @@ import pytest
 
 from engine.config.explain import explain
 from engine.config.load import load_config
-from engine.messages import Ready
+from engine.messages import FinishReason, Output, Ready, Timing
 from engine.registry import Registry
+from engine.testing.client import Call
 
 ADMIN = {"Authorization": "Bearer root"}
 OVERRIDES = ("server.api_keys=[{key: root, name: root, scopes: [admin, infer]}, {key: user-key, name: user}]",)
@@ -76,6 +77,21 @@ def test_the_configuration_has_origins_and_no_secret(operated: Any) -> None:
     assert config["server.api_keys.1.name"]["value"] == '"user"'
     assert "root-key" not in response.text
     assert "user-key" not in response.text
+
+
+def test_prompts_and_fetches_are_measured(serving: Any) -> None:
+    timing = Timing(queue=1.0, prefill=0.25, decode=0.0)
+
+    def script(call: Call) -> list[Output]:
+        return [Output("", token_ids=[65], cached_tokens=1, timing=timing, finish_reason=FinishReason.LENGTH)]
+
+    live = serving(script, (*OVERRIDES, "kv_connectors=[local]"))
+    live.http.headers.update(ADMIN)
+    told = live.http.get("/engine/transfer").json()
+    assert (told["prefill"]["points"], told["bytes_per_second"], told["open"]) == ([], None, [])
+    live.complete("abcde")
+    live.complete("abcdefgh", kv_transfer_params={"do_remote_prefill": True, "handle": {}})  # not computed here
+    assert live.http.get("/engine/transfer").json()["prefill"]["points"] == [[4, 0.25]]
 
 
 def test_leases_and_flush_ask_the_core(operated: Any) -> None:
