@@ -13,6 +13,7 @@ setup(
                 "core/ops/native_attention.c",
                 "core/ops/native_linear.c",
                 "core/ops/native_pointwise.c",
+                "core/ops/native_quant.c",
             ],
             depends=["core/ops/native_kernels.h", "core/ops/native_simd.h", "core/ops/native_tile.h"],
             extra_compile_args=FLAGS,

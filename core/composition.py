@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ class Composition:
     dtype: str  # of weights and activations: "float32", "bfloat16" or "float16"
     max_context: int  # tokens a request may have, prompt and output
     choices: Mapping[str, Choice[Any]]
+    stored: Mapping[str, int] = field(default_factory=dict)  # weights of the file's matrices, by format
     connectors: tuple[Choice[Any], ...] = ()
     observers: tuple[Choice[Any], ...] = ()
 

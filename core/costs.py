@@ -80,7 +80,7 @@ def _attention(composition: Composition, offer: Offer[Any], tokens: int) -> tupl
 
 def _linears(composition: Composition, offer: Offer[Any], tokens: int) -> tuple[float, float]:
     """The same for the products with weights."""
-    width = offer.bytes_per_weight if isinstance(offer, QuantizationOffer) else None
+    width = offer.mean_bytes(composition.stored) if isinstance(offer, QuantizationOffer) else None
     taking_part = active_weights(composition.choices["model"].offer, composition.model_config, composition.profile)
     return taking_part * (width or _ITEMSIZE[composition.dtype]), 2.0 * taking_part * tokens
 

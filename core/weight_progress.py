@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from engine.specs.weight_loader import WeightSource
+from engine.specs.weight_loader import Blocks, WeightSource
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,21 @@ class ReportedWeights(WeightSource):
 
     def get(self, name: str, dtype: torch.dtype, rows: slice | None = None) -> Tensor:
         tensor = self._inner.get(name, dtype, rows)
+        self._count(name)
+        return tensor
+
+    def blocks(self, name: str) -> Blocks | None:
+        found = self._inner.blocks(name)
+        if found is not None:
+            self._count(name)
+        return found
+
+    def _count(self, name: str) -> None:
         self._left.discard(name)
         percent = 100 - 100 * len(self._left) // self._total
         if percent > self._told:
             self._told = percent
             self._report(percent / 100)
-        return tensor
 
     def digest(self) -> str:
         return self._inner.digest()

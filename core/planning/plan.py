@@ -137,10 +137,10 @@ def _groups(model: ReadModel, composition: Composition | None) -> tuple[WeightGr
     itemsize = ITEMSIZE[model.dtype]
     kept = Kept(dtype_bytes=itemsize, matrix_bytes=itemsize)
     quantization = composition.choices["quantization"].core if composition else None
-    if isinstance(quantization, QuantizationOffer):
+    if composition and isinstance(quantization, QuantizationOffer):
         kept = Kept(
             dtype_bytes=itemsize,
-            matrix_bytes=quantization.bytes_per_weight or itemsize,
+            matrix_bytes=quantization.mean_bytes(composition.stored) or itemsize,
             copies_tied_head=quantization.copies_tied_head,
         )
     return group_weights(offer.weights(model.config), kept)

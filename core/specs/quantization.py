@@ -14,8 +14,8 @@ must not raise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from engine.hooks import hookspec
@@ -66,16 +66,31 @@ class Quantization(ABC):
     def head(self, embedding: Tensor) -> Linear:
         """The output layer over an embedding matrix [vocab, hidden] that is tied to it; shares memory if it can."""
 
+    def tied_head(self, source: WeightSource, name: str, embedding: Tensor) -> Linear:
+        """The same, for who would rather read the embedding from `source` again than take it as it was rounded."""
+        return self.head(embedding)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationOffer(Offer[Quantization]):
     """An offer that says beforehand what it keeps; for a plain `Offer` a plan counts elements of the dtype.
 
-    `bytes_per_weight` is for one element of a linear layer, scales included; None is the dtype's size.
+    `bytes_per_weight` is for one element of a linear layer, scales included; None is the dtype's size. `formats` are
+    those of files whose blocks are multiplied as they are, each with the bytes of a weight then. Who is only faithful
+    is taken by `auto` where a file keeps all its matrices so.
     """
 
     bytes_per_weight: float | None = None
+    formats: Mapping[str, float] = field(default_factory=dict, hash=False)
     copies_tied_head: bool = False  # an output layer that is tied to the embedding is kept a second time
+
+    def mean_bytes(self, stored: Mapping[str, int]) -> float | None:
+        """Bytes per weight of a file that keeps so many weights in which format."""
+        total = sum(stored.values())
+        if self.bytes_per_weight is None or not self.formats or not total:
+            return self.bytes_per_weight
+        kept = (count * self.formats.get(name, self.bytes_per_weight) for name, count in stored.items())
+        return sum(kept) / total
 
 
 BUILDS: Final = Quantization

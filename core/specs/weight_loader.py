@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,20 @@ if TYPE_CHECKING:
 
 API: Final = 1
 HOOK: Final = "weight_loaders"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A matrix as its file keeps it: in blocks of 32 along each row, in which a weight is scale x code + offset.
+
+    Codes of 8 bits are int8 [rows, blocks, 32]; of 4 bits uint8 [rows, blocks, 16], where byte i of a block has code i
+    in its low half and code i + 16 in its high one.
+    """
+
+    bits: int  # 4 (codes 0 to 15) or 8 (codes -128 to 127)
+    codes: Tensor
+    scale: Tensor  # float16 [rows, blocks]
+    offset: Tensor | None = None  # float16 [rows, blocks]; None is zero
 
 
 class WeightSource(ABC):
@@ -72,6 +87,10 @@ class WeightSource(ABC):
             ValueError: the file is truncated or its data are malformed; the sentence names file and tensor.
         """
 
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix as it is stored, for who multiplies blocks; None if it isn't stored so. Raises as `get` does."""
+        return None
+
     @abstractmethod
     def digest(self) -> str:
         """A short stable name of these weights (of the header and file sizes, not of every byte)."""
@@ -87,6 +106,13 @@ class WeightLoader(ABC):
     @abstractmethod
     def recognizes(self, path: Path) -> bool:
         """Whether `path` (a file or a folder) is of this format; looks at names and magic bytes only."""
+
+    def formats(self, path: Path) -> Mapping[str, int]:
+        """How many weights of matrices are kept in which format, such as Q4_1; empty if that isn't told.
+
+        Reads the header only and must not import torch. Raises as `config` does.
+        """
+        return {}
 
     @abstractmethod
     def config(self, path: Path) -> dict[str, Any]:
@@ -113,4 +139,4 @@ def weight_loaders() -> Iterable[Offer[WeightLoader]]:  # type: ignore[empty-bod
     """Offer weight loaders. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "WeightLoader", "WeightSource", "weight_loaders"]
+__all__ = ["API", "HOOK", "Blocks", "WeightLoader", "WeightSource", "weight_loaders"]

@@ -23,6 +23,9 @@ ROUNDING = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 COARSE = 0.35
 """What any other may differ, in the norm of the product: four bits a weight come to about 0.1."""
 
+FAITHFUL = 0.02
+"""What a faithful product may differ: weights and inputs of 8 bits come to about 0.01."""
+
 DTYPES = ("float32", "bfloat16")
 
 
@@ -98,6 +101,14 @@ class QuantizationConformance(OfferConformance):
         x = self.inputs(dtype, 9)
         got, want = self.layer(dtype, "q", "k", bias=True)(x).cpu().double(), self.dense(x, "q", "k", bias=True)
         assert (got - want).abs().max() <= ROUNDING[dtype] * want.abs().max()
+
+    @proves("flags:faithful")
+    def test_faithful_is_close_to_the_dense_product(self, dtype: str) -> None:
+        """To what 8 bits come to; that a text's perplexity stays within 1 % is for a test with a real model."""
+        self.require(Needs(flags=frozenset({Flag.FAITHFUL})))
+        x = self.inputs(dtype, 9)
+        got, want = self.layer(dtype, "q", "k", bias=True)(x).cpu().double(), self.dense(x, "q", "k", bias=True)
+        assert (got - want).norm() / want.norm() < FAITHFUL
 
     def test_rows_stand_in_the_order_of_the_names(self, dtype: str) -> None:
         """A merged layer is its parts side by side, whatever their order."""

@@ -127,7 +127,12 @@ def load(
             next_norm=dense("norm" if last else f"layers.{index + 1}.input_layernorm"),
         )
 
+    table = "model.embed_tokens.weight"
     embedding = dense("embed_tokens")
+    if shape.tied:
+        head = linears.tied_head(weights, table, embedding)
+    else:
+        head = linears.linear(weights, ["lm_head.weight"], (), device)
     return Decoder(
         shape,
         profile,
@@ -135,7 +140,7 @@ def load(
         embedding=embedding,
         first_norm=dense("layers.0.input_layernorm"),
         layers=[layer(index) for index in range(shape.layers)],
-        head=linears.head(embedding) if shape.tied else linears.linear(weights, ["lm_head.weight"], (), device),
+        head=head,
     )
 
 

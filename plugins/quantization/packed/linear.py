@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.ops import native
-from engine.plugins.quantization.packed.arena import Arena
+from engine.ops.arena import Arena
 from engine.specs.quantization import Linear, Quantization
 from engine.specs.weight_loader import WeightSource
 

@@ -18,12 +18,12 @@ def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def nibbles(packed: Tensor) -> Tensor:
     """[…, n] bytes -> […, 2 n]: all low halves, then all high halves."""
     return torch.cat((packed & 15, packed >> 4), dim=-1)
 
 
-def _bits(packed: Tensor) -> Tensor:
+def bits_of(packed: Tensor) -> Tensor:
     """[blocks, 4] bytes -> [blocks, 32] single bits, the lowest first."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(1)
@@ -42,20 +42,20 @@ def _bf16(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 2:]).float().sub_(8).mul_(_half(blocks, 0))
+    return nibbles(blocks[:, 2:]).float().sub_(8).mul_(_half(blocks, 0))
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    values = _nibbles(blocks[:, 6:]) | (_bits(blocks[:, 2:6]) << 4)
+    values = nibbles(blocks[:, 6:]) | (bits_of(blocks[:, 2:6]) << 4)
     return values.float().sub_(16).mul_(_half(blocks, 0))
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    values = _nibbles(blocks[:, 8:]) | (_bits(blocks[:, 4:8]) << 4)
+    values = nibbles(blocks[:, 8:]) | (bits_of(blocks[:, 4:8]) << 4)
     return values.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
@@ -63,7 +63,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
     return blocks[:, 2:].contiguous().view(torch.int8).float().mul_(_half(blocks, 0))
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Scale and offset of the 8 sub-blocks of a Q4_K or Q5_K block, float32 [blocks, 8, 1] each.
 
     12 bytes hold sixteen 6-bit numbers: bytes 0 to 3 and 4 to 7 the first four scales and offsets, with two high bits
@@ -77,21 +77,21 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    scales, offsets = _k_scales(blocks)
-    values = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
+    scales, offsets = k_scales(blocks)
+    values = nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
     return values.float().mul_(scales).sub_(offsets).flatten(1)
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    scales, offsets = _k_scales(blocks)
+    scales, offsets = k_scales(blocks)
     shifts = torch.arange(8, dtype=torch.uint8).view(1, 8, 1)
     high = ((blocks[:, None, 16:48] >> shifts) & 1) << 4
-    values = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | high
+    values = nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | high
     return values.float().mul_(scales).sub_(offsets).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
+    low = nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
     shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(1, 1, 4, 1)
     high = ((blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts) & 3) << 4
     scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
@@ -113,4 +113,4 @@ DECODERS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 """One decoder for each `BlockFormat`, by its name."""
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "bits_of", "k_scales", "nibbles"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint import gguf_file
 from engine.plugins.weight_loaders.gguf.format import MAGIC, Header, read_header
 from engine.plugins.weight_loaders.gguf.metadata import config_from
+from engine.plugins.weight_loaders.gguf.names import hugging_face_name
 from engine.specs.weight_loader import WeightLoader, WeightSource
 
 if TYPE_CHECKING:
@@ -25,6 +29,13 @@ class GGUFLoader(WeightLoader):
 
     def config(self, path: Path) -> dict[str, Any]:
         return config_from(_header(path))
+
+    def formats(self, path: Path) -> Mapping[str, int]:
+        kept: Counter[str] = Counter()
+        for name, entry in _header(path).tensors.items():
+            if len(entry.shape) == 2 and hugging_face_name(name) is not None:
+                kept[entry.format.name] += prod(entry.shape)
+        return kept
 
     def tokenizer(self, path: Path) -> Tokenizer:
         from engine.plugins.weight_loaders.gguf.tokenizer import tokenizer_from

@@ -12,7 +12,8 @@ from torch import Tensor
 from engine.plugins.weight_loaders.gguf.blocks import DECODERS
 from engine.plugins.weight_loaders.gguf.format import Header, TensorEntry
 from engine.plugins.weight_loaders.gguf.names import heads_interleaved, hugging_face_name
-from engine.specs.weight_loader import WeightSource
+from engine.plugins.weight_loaders.gguf.stored import SPLITTERS
+from engine.specs.weight_loader import Blocks, WeightSource
 
 
 class GGUFWeights(WeightSource):
@@ -38,14 +39,26 @@ class GGUFWeights(WeightSource):
 
     def get(self, name: str, dtype: torch.dtype, rows: slice | None = None) -> Tensor:
         entry = self._entry(name)
-        assert self._data is not None, "the checkpoint was closed"
-        raw = self._data[entry.offset : entry.offset + entry.nbytes].view(entry.shape[0], -1)
-        if (count := heads_interleaved(self._arch, entry.name)) is not None:
-            raw = raw[_halves_apart(entry.shape[0], self._heads[count])]
+        raw = self._raw(entry)
         if rows is not None:
             raw = raw[rows]
         values = DECODERS[entry.format.name](raw.reshape(-1, entry.format.size))
         return values.to(dtype).view(-1, *entry.shape[1:])
+
+    def blocks(self, name: str) -> Blocks | None:
+        entry = self._entry(name)
+        split = SPLITTERS.get(entry.format.name)
+        if split is None or len(entry.shape) != 2:
+            return None
+        return split(self._raw(entry).view(entry.shape[0], -1, entry.format.size))
+
+    def _raw(self, entry: TensorEntry) -> Tensor:
+        """The bytes of a tensor, uint8 [rows, bytes of a row], rows in our order."""
+        assert self._data is not None, "the checkpoint was closed"
+        raw = self._data[entry.offset : entry.offset + entry.nbytes].view(entry.shape[0], -1)
+        if (count := heads_interleaved(self._arch, entry.name)) is not None:
+            raw = raw[_halves_apart(entry.shape[0], self._heads[count])]
+        return raw
 
     def digest(self) -> str:
         with self._header.path.open("rb") as file:
