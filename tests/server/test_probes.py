@@ -125,4 +125,6 @@ def test_load_is_what_a_balancer_weighs(serving: Any) -> None:
         "kv_cache_usage": 0.0,
         "requests_per_second": None,
         "draining": False,
+        "prefill": {"points": [], "age": None},
+        "fetch": {"points": [], "age": None, "token_bytes": 0},
     }
