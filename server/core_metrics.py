@@ -18,6 +18,7 @@ class CoreMetrics(Collector):
         self._gauges: dict[str, tuple[str, float]] = {}
         self._counters: dict[str, tuple[str, float]] = {}
         self._transfers: dict[str, int] = {}
+        self._cache_details: dict[str, int] = {}
 
     def take(self, running: int, waiting: int, core: dict[str, Any] | None) -> None:
         """Remember the latest numbers."""
@@ -37,6 +38,7 @@ class CoreMetrics(Collector):
             "engine_steps": ("Steps scheduled.", core["steps"]),
         }
         self._transfers = core["transfers_ended"]
+        self._cache_details = cache.get("details", {})
         if pacing := core.get("pacing"):  # only with a latency target
             self._counters |= {
                 "engine_steps_mixed": ("Steps of both streams and prompts.", pacing["mixed_steps"]),
@@ -59,6 +61,12 @@ class CoreMetrics(Collector):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric(self._labels, value)
             yield counter
+        details = GaugeMetricFamily(
+            "engine_kv_cache_detail", "What the KV cache says beside, by name.", labels=["model_name", "name"]
+        )
+        for name, number in self._cache_details.items():
+            details.add_metric([*self._labels, name], number)
+        yield details
         ended = CounterMetricFamily(
             "engine_kv_transfers_ended", "Publications and fetches that ended, by how.", labels=["model_name", "state"]
         )

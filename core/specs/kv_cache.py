@@ -14,8 +14,8 @@ bug in the cache and ends the engine core.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from engine.hooks import hookspec
@@ -43,6 +43,7 @@ class KVCacheStats:
     lookup_tokens: int
     hit_tokens: int
     evicted_pages: int
+    details: Mapping[str, int] = field(default_factory=dict)  # what else the cache counts, by name
 
 
 class KVCache(ABC):
@@ -90,6 +91,8 @@ class KVCache(ABC):
     @abstractmethod
     def close(self, request_id: str) -> None:
         """End a request: unpin its pages. Committed ones stay matchable, the others are free. Unknown ids are an error.
+
+        A cache may stop to keep what is committed while pages are short and nothing that it kept was found for long.
 
         Raises:
             KeyError: no such request is open.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from engine.hooks import hookimpl
 from engine.plugin import Capabilities, Flag, Offer, Options
 
@@ -12,14 +14,18 @@ if TYPE_CHECKING:
 
 
 class RadixOptions(Options):
-    """The radix cache has nothing to set."""
+    """Settings of the radix cache."""
+
+    bypass: bool = Field(
+        True, description="Keep only one request in eight while pages are short and hardly a prefix is found again."
+    )
 
 
 def build(options: RadixOptions, *, num_pages: int, page_size: int) -> KVCache:
     """Make the cache; every page starts free."""
     from engine.plugins.kv_caches.radix.cache import RadixKVCache
 
-    return RadixKVCache(num_pages, page_size)
+    return RadixKVCache(num_pages, page_size, bypass=options.bypass)
 
 
 @hookimpl
@@ -28,7 +34,7 @@ def kv_caches() -> list[Offer[KVCache]]:
     return [
         Offer(
             name="radix",
-            summary="A tree of token runs; whatever is cached can be matched, leaves are reclaimed first.",
+            summary="A tree of token runs; what is asked for again is kept longest, leaves are reclaimed first.",
             build=build,
             options=RadixOptions,
             capabilities=Capabilities(flags=frozenset({Flag.PREFIX_REUSE})),

@@ -29,9 +29,13 @@ def audit(tree: Tree, users: Iterable[tuple[Node, Node, int]]) -> set[int]:
     for node in nodes:
         _check_node(tree, node, locks[id(node)])
     unlocked = [node for node in nodes if node.pages and not node.locks]
-    assert set(unlocked) == set(tree.idle), "the idle list isn't the unlocked nodes"
+    assert Counter(unlocked) == Counter([*tree.trial, *tree.proven]), "the lists aren't the unlocked nodes"
+    assert all(node.proven for node in tree.proven), "a node on trial is listed as proven"
+    assert not any(node.proven for node in tree.trial), "a proven node is listed as on trial"
     assert tree.idle_pages == sum(len(node.pages) for node in unlocked), "the count of idle pages is wrong"
-    order = {node: rank for rank, node in enumerate(tree.idle)}
+    assert tree.proven_pages == sum(len(node.pages) for node in tree.proven), "the count of proven pages is wrong"
+    assert tree.proven_pages <= tree.most_proven, "proven nodes have more than their share"
+    order = {node: rank for rank, node in enumerate([*tree.trial, *tree.proven])}
     assert all(order[child] < order[node] for node in order for child in node.children.values()), (
         "a parent before its child"
     )
@@ -42,6 +46,7 @@ def _check_node(tree: Tree, node: Node, locks: int) -> None:
     assert node.parent is not None, "a node below the trunk has no parent"
     assert node.parent.children.get(node.key) is node, "a node hangs under another key than its own"
     assert len(node.run) == len(node.pages) * tree.stride, "a run and its pages differ in length"
+    assert node.parent.proven or not node.proven, "a proven node below one on trial"
     assert node.locks == locks, f"a node has {node.locks} locks, of {locks} users"
     if node.parent is tree.trunk:
         assert not node.pages, "a root has pages"
