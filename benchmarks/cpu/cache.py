@@ -11,8 +11,8 @@ that bookkeeping can cost), `paged`, `radix`. Workloads:
     scans and hot    eight hot prompts among fifteen times as many new ones
     turns            conversations that come back with all they said and a little more
 
-Prints microseconds of CPU time a step (mean, median, p99 and worst), tokens found, and what the mean would add to a step
-of 5 ms, which is what a 7B model on an H200 takes for 64 streams, as a share of it.
+Prints microseconds of CPU time a step (mean, median, p99 and worst), tokens found, and what the mean would add to a
+step of 5 ms, which is what a 7B model on an H200 takes for 64 streams, as a share of it.
 """
 
 from __future__ import annotations
