@@ -15,49 +15,24 @@ import contextlib
 import json
 import random
 import re
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from engine.testing.tokenizer import save_byte_tokenizer
+from engine.testing.cluster import ServerProcess, tiny_engine
 
-PROGRAM = [sys.executable, "-c", "from engine.server.cli.main import main; main()"]
 KEY = {"Authorization": "Bearer chaos"}
 LEASE = 2.0
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 258,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 257,
-}
 ENGINE = {
-    "model": {"name": "tiny", "loader": "dummy", "dtype": "float32"},
-    "device": {"threads": 1},
-    "kv_cache": {"page_size": 8, "pages": 1200},
-    "scheduler": {"max_running": 16, "max_waiting": 256},
-    "grammar": "none",
     "kv_connectors": [{"use": "local", "lease_seconds": LEASE, "fetch_timeout": 5}],
     "server": {"api_keys": [{"key": "chaos", "scopes": ["infer", "metrics", "admin"]}]},
-    "logging": {"level": "error"},
 }
 
 
@@ -84,63 +59,35 @@ class Tally:
         self.faults.append(text)
 
 
-class Process:
-    """A server of ours on a port that stays its own over all its lives."""
+class Engine(ServerProcess):
+    """One engine of the cluster."""
 
-    def __init__(self, role: str, arguments: list[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.role, self._arguments = role, arguments
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, role: str, config: Path) -> None:
+        super().__init__("serve", config, "--role", role)
+        self.role = role
 
-    def start(self) -> None:
-        command = [*PROGRAM, *self._arguments, "--port", str(self.port)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 
-    async def ready(self, http: httpx.AsyncClient, patience: float = 120.0) -> None:
-        end = time.monotonic() + patience
-        while not await self.is_ready(http):
-            assert self._process is None or self._process.poll() is None, f"the {self.role} engine ended by itself"
-            assert time.monotonic() < end, f"the {self.role} engine was not ready within {patience:g} s"
-            await asyncio.sleep(0.05)
-
-    async def is_ready(self, http: httpx.AsyncClient) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return (await http.get(f"{self.url}/health/ready", timeout=5)).status_code == 200
-        return False
-
-    def end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(60)
+async def all_ready(processes: Iterable[ServerProcess]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(process.wait_ready) for process in processes))
 
 
 @contextlib.asynccontextmanager
-async def cluster(folder: Path, http: httpx.AsyncClient) -> AsyncIterator[tuple[Process, list[Process]]]:
+async def cluster(folder: Path) -> AsyncIterator[tuple[ServerProcess, list[Engine]]]:
     """A router and two engines of each role, ready."""
-    model = folder / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(MODEL))
-    save_byte_tokenizer(model)
-    engine, router = folder / "engine.yaml", folder / "router.yaml"
-    engine.write_text(json.dumps(ENGINE | {"model": {**ENGINE["model"], "source": f"path:{model}"}}))  # type: ignore[dict-item]
-    engines = [
-        Process(role, ["serve", str(engine), "--role", role]) for role in ("prefill", "prefill", "decode", "decode")
-    ]
+    config, router = tiny_engine(folder, **ENGINE), folder / "router.yaml"
+    engines = [Engine(role, config) for role in ("prefill", "prefill", "decode", "decode")]
     pools = {role: [one.url for one in engines if one.role == role] for role in ("prefill", "decode")}
     settings = {"handover": {"mode": "always"}, "probe": {"seconds": 0.2, "key": "chaos"}, "admin_key": "chaos"}
     router.write_text(json.dumps({**pools, **settings, "logging": {"level": "error"}}))
-    front = Process("router", ["route", str(router)])
+    front = ServerProcess("route", router)
     try:
         for process in (*engines, front):
             process.start()
-        await asyncio.gather(*(process.ready(http) for process in (*engines, front)))
+        await all_ready((*engines, front))
         yield front, engines
     finally:
         for process in (front, *engines):
-            process.end(signal.SIGKILL)
+            process.end()
 
 
 def questions(rng: random.Random, count: int) -> list[Question]:
@@ -194,14 +141,16 @@ def text_of_stream(path: str, events: list[dict[str, Any]]) -> str | None:
     return "".join(piece or "" for piece in pieces)
 
 
-async def expected(http: httpx.AsyncClient, engine: Process, question: Question) -> str:
+async def expected(http: httpx.AsyncClient, engine: Engine, question: Question) -> str:
     """What one engine alone writes."""
     answer = await http.post(engine.url + question.path, json=question.body, headers=KEY)
     assert answer.status_code == 200, answer.text
     return text_of(question.path, answer.json())
 
 
-async def ask(http: httpx.AsyncClient, router: Process, question: Question, right: str, how: str, tally: Tally) -> None:
+async def ask(
+    http: httpx.AsyncClient, router: ServerProcess, question: Question, right: str, how: str, tally: Tally
+) -> None:
     """One client: reads the whole answer, or a stream, or hangs up in the middle of one."""
     try:
         if how == "whole":
@@ -225,7 +174,7 @@ async def ask(http: httpx.AsyncClient, router: Process, question: Question, righ
 
 
 async def _stream(
-    http: httpx.AsyncClient, router: Process, question: Question, *, hang_up: bool
+    http: httpx.AsyncClient, router: ServerProcess, question: Question, *, hang_up: bool
 ) -> tuple[int, str | None]:
     events = []
     async with http.stream(
@@ -242,21 +191,21 @@ async def _stream(
 
 
 async def kill(
-    http: httpx.AsyncClient, engines: list[Process], times: int, pause: float, rng: random.Random, tally: Tally
+    engines: list[Engine], order: Sequence[int], times: int, pause: float, rng: random.Random, tally: Tally
 ) -> None:
     """Kill engines in turn, each only while another one of its role is ready, and start them again."""
     for number in range(times):
         await asyncio.sleep(pause * rng.uniform(0.5, 1.5))
-        victim = engines[number % len(engines)]
+        victim = engines[order[number % len(order)]]
         (other,) = [one for one in engines if one.role == victim.role and one is not victim]
-        await asyncio.gather(victim.ready(http), other.ready(http))
-        victim.end(signal.SIGKILL)
+        await all_ready((victim, other))
+        victim.end()
         tally.kills[victim.role] += 1
         await asyncio.sleep(rng.random() * pause)
         victim.start()
 
 
-async def leaks(http: httpx.AsyncClient, engine: Process) -> str | None:
+async def leaks(http: httpx.AsyncClient, engine: Engine) -> str | None:
     """What an engine holds though nobody asks it for anything; leases may take their time to expire."""
     end = time.monotonic() + LEASE + 15
     while True:
@@ -270,7 +219,7 @@ async def leaks(http: httpx.AsyncClient, engine: Process) -> str | None:
         await asyncio.sleep(0.1)
 
 
-async def transfers(http: httpx.AsyncClient, engine: Process) -> Counter[str]:
+async def transfers(http: httpx.AsyncClient, engine: Engine) -> Counter[str]:
     """How an engine's transfers ended in this life of its."""
     text = (await http.get(f"{engine.url}/metrics", headers=KEY)).text
     found = re.findall(r'^engine_kv_transfers_ended_total\{.*state="(\w+)"\} ([0-9.]+)', text, re.MULTILINE)
@@ -282,13 +231,15 @@ async def run(options: argparse.Namespace, folder: Path) -> Tally:
     rng, tally = random.Random(options.seed), Tally()
     async with (
         httpx.AsyncClient(timeout=120, trust_env=False, limits=httpx.Limits(max_connections=None)) as http,
-        cluster(folder, http) as (router, engines),
+        cluster(folder) as (router, engines),
     ):
         asked = questions(rng, min(options.requests, 64))
         right = [await expected(http, engines[-1], question) for question in asked]
         await http.post(f"{engines[-1].url}/engine/flush", headers=KEY)
         gate = asyncio.Semaphore(options.concurrency)
-        killing = asyncio.create_task(kill(http, engines, options.kills, options.pause, rng, tally))
+        killing = asyncio.create_task(
+            kill(engines, [*map(int, options.order)], options.kills, options.pause, rng, tally)
+        )
         started = 0
 
         async def client(number: int, how: str) -> None:
@@ -303,7 +254,7 @@ async def run(options: argparse.Namespace, folder: Path) -> Tally:
             started += 1
             await asyncio.sleep(options.gap)
         await asyncio.gather(killing, *clients)
-        await asyncio.gather(*(engine.ready(http) for engine in engines))
+        await all_ready(engines)
         tally.faults += [leak for engine in engines if (leak := await leaks(http, engine)) is not None]
         tally.prompts = (await http.get(f"{router.url}/engine/transfer", headers=KEY)).json()["decided"]
         for engine in engines:
@@ -317,6 +268,7 @@ def main() -> None:
         "--requests", type=int, default=500, help="at least so many; it goes on until all kills are done"
     )
     parser.add_argument("--kills", type=int, default=12, help="engines killed, in turn")
+    parser.add_argument("--order", default="0213", help="which engines in turn: 0 and 1 prefill, 2 and 3 decode")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between kills, on average")
     parser.add_argument("--gap", type=float, default=0.02, help="seconds between requests")
     parser.add_argument("--concurrency", type=int, default=16, help="clients at once")
