@@ -49,7 +49,8 @@ def test_a_fault_is_caught_by_the_right_check(name: str, found: list[Check], mon
     assert claims <= getattr(module, "FAILS", claims), "other claims fail too"
 
 
-def test_there_is_a_fault_for_every_extension_point_with_a_contract_of_its_own() -> None:
-    covered = {hook for hook in SUITES for name in FAULTS if name.startswith(hook.split("_")[0])}
-    assert covered >= {"attention_backends", "kv_caches", "kv_connectors", "speculators", "models", "executors"}
-    assert len(FAULTS) >= 20
+def test_there_are_faults_for_the_extension_points() -> None:
+    texts = [(FOLDER / f"{name}.py").read_text() for name in FAULTS]
+    covered = {hook for hook in SUITES if any(f"def {hook}(" in text for text in texts)}
+    assert SUITES.keys() - covered <= {"grammars", "rate_limits", "reasoning_parsers", "tool_parsers"}
+    assert len(FAULTS) >= 50

@@ -67,12 +67,18 @@ def _features(can: Capabilities, basic: AttentionShape) -> Iterator[tuple[str, C
     def gqa(**changes: Any) -> AttentionShape:
         count, kv_heads = next(heads)
         size = next(sizes)
-        own = {"heads": count, "kv_heads": kv_heads, "head_dim": size, "v_head_dim": size, "scale": size**-0.5}
+        own: dict[str, Any] = {
+            "heads": count,
+            "kv_heads": kv_heads,
+            "head_dim": size,
+            "v_head_dim": size,
+            "scale": size**-0.5,
+        }
         return replace(basic, **own | changes)
 
     def mla(**changes: Any) -> AttentionShape:
         (count, _), (row, value) = next(heads), next(latents)
-        own = {"heads": count, "kv_heads": 1, "head_dim": row, "v_head_dim": value}
+        own: dict[str, Any] = {"heads": count, "kv_heads": 1, "head_dim": row, "v_head_dim": value}
         return replace(basic, **own | {"kind": KVKind.MLA, "scale": 0.1} | changes)
 
     made = gqa if KVKind.GQA in kinds else mla

@@ -75,7 +75,7 @@ class KVConnectorConformance(OfferConformance):
     def spec(self, **fields: Any) -> EndSpec:
         """An end's specification with the suite's options."""
         options = self.options().model_dump_json()
-        common = {"schema": self.schema, "patience": self.patience}
+        common: dict[str, Any] = {"schema": self.schema, "patience": self.patience}
         return EndSpec(module=self.module, offer=self.offer.name, options=options, **(common | fields))
 
     def remote_spec(self) -> EndSpec:
@@ -303,7 +303,12 @@ class KVConnectorConformance(OfferConformance):
         handle = remote.call("publish", "r", [1, 2])
         remote.signal(signal.SIGSTOP)
         waited: list[bool] = []
-        rescue = threading.Timer(self.patience / 6, lambda: (waited.append(True), remote.signal(signal.SIGCONT)))
+
+        def go_on() -> None:
+            waited.append(True)
+            remote.signal(signal.SIGCONT)
+
+        rescue = threading.Timer(self.patience / 6, go_on)
         rescue.start()
         consumer.fetch("r", handle, [1, 2])
         consumer.take()
