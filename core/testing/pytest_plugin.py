@@ -14,22 +14,10 @@ from typing import Any
 
 import pytest
 
-_REWRITTEN = (
-    "attention",
-    "attention_bench",
-    "kv_cache",
-    "kv_cache_machine",
-    "kv_connector",
-    "kv_end",
-    "model",
-    "offer",
-    "reasoning_parser",
-    "speculator",
-    "tool_parser",
-)
-"""Modules of the kit whose assertions pytest explains, as it does those of test files."""
+_OTHERS = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path != Path(__file__))
 
-pytest.register_assert_rewrite(*(f"engine.testing.{name}" for name in _REWRITTEN))
+# So that pytest explains the assertions of the suites as it does those of test files.
+pytest.register_assert_rewrite(*(f"engine.testing.{name}" for name in _OTHERS if name != "__init__"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
