@@ -153,7 +153,8 @@ class EngineClient:
         await asyncio.to_thread(self._process.wait)
 
     def _send(self, message: msgspec.Struct) -> None:
-        self._writer.write(frame(message))
+        if not self._writer.is_closing():  # if it is, the child is gone and `_mourn` is about to say so
+            self._writer.write(frame(message))
 
     async def _listen(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromCore)
