@@ -152,11 +152,11 @@ def _progress(share: float, words: str) -> None:
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, if it is installed."""
+    """uvloop's where it exists, which is not on Windows; None is asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     loop: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
     return loop
 
 
-__all__ = ["bind", "command"]
+__all__ = ["bind", "command", "fast_loop"]

@@ -17,7 +17,7 @@ from engine.messages import Ready
 from engine.parsing.choice import choose_parsers
 from engine.registry import Registry
 from engine.server.app import create_app
-from engine.server.cli.serve import bind
+from engine.server.cli.serve import bind, fast_loop
 from engine.server.lifecycle import DrainingServer
 from engine.server.metrics import Metrics
 from engine.server.state import ServerState
@@ -42,7 +42,11 @@ class Live:
         self.base = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.base, timeout=20, trust_env=False)
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread = threading.Thread(target=self._run_loop)
+
+    def _run_loop(self) -> None:
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
