@@ -39,6 +39,7 @@ from engine.specs.kv_connector import KVConnector, KVSchema, Role
 from engine.specs.model import Model, ModelProfile
 from engine.specs.speculator import Speculator
 from engine.specs.weight_loader import WeightSource
+from engine.trace import HostStamps, Stamps, Tracer
 from engine.transfer import Link, TransferLedger
 from engine.weight_progress import ReportedWeights
 
@@ -98,6 +99,7 @@ class _Assembly:
         self.dtype: torch.dtype = getattr(torch, composition.dtype)
         self.threads = self.config.device.threads or composition.device.cores
         self.page_size = self.config.kv_cache.page_size
+        self.tracer = Tracer(_stamps(self.device))
 
     def build(self) -> Assembled:
         composition, config = self.composition, self.config
@@ -153,6 +155,7 @@ class _Assembly:
             eos=frozenset(profile.eos_token_ids),
             vocab_size=profile.vocab_size,
             compiling=Compiling(grammars),
+            tracer=self.tracer,
         )
         return Assembled(engine, composition, num_pages, self.page_size)
 
@@ -330,10 +333,20 @@ class _Assembly:
             device=self.device,
             taps=drafter.speculator.taps() if drafter else None,
             grammars=grammars,
+            tracer=self.tracer,
         )
         self.report("warming up", 0.0, "")
         runner.warm_up()
         return runner
+
+
+def _stamps(device: torch.device) -> Stamps:
+    """The clock of a device."""
+    if device.type != "cuda":
+        return HostStamps()
+    from engine.cuda.stamps import CudaStamps
+
+    return CudaStamps()
 
 
 @contextmanager

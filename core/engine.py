@@ -25,6 +25,8 @@ from engine.observation import Observation
 from engine.request import Request
 from engine.scheduler import Launched, QueueFull, Scheduler
 from engine.specs.executor import Executor, Pending
+from engine.specs.speculator import Draft
+from engine.trace import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +55,11 @@ class Engine:
         eos: frozenset[int],
         vocab_size: int,
         compiling: Compiling | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.scheduler, self.executor = scheduler, executor
         self.handover, self.observation, self.drafter = handover, observation, drafter
-        self.compiling = compiling or Compiling()
+        self.compiling, self.tracer = compiling or Compiling(), tracer or Tracer()
         self.max_context, self._eos, self._vocab_size = max_context, eos, vocab_size
         self.step: Callable[[], list[Output]] = self.step_overlapped if overlap and not drafter else self.step_plain
         self._ahead: tuple[Launched, Pending] | None = None
@@ -126,22 +129,30 @@ class Engine:
         """One step from schedule to commit."""
         refused = self._look_around()
         drafts = self.drafter.propose(self.scheduler.running.values()) if self.drafter else None
-        launched = self.scheduler.schedule(drafts)
+        launched = self._schedule(drafts)
         self.handover.start_fetches()
         self.idle = launched is None
         if launched is None:
             return refused
-        return refused + self._commit(launched, self.executor.launch(launched.batch))
+        return refused + self._commit(launched, self._launch(launched))
 
     def step_overlapped(self) -> list[Output]:
         """Schedule and launch a step, then commit the one before, which ran meanwhile."""
         refused = self._look_around()
-        launched = self.scheduler.schedule()
-        before, self._ahead = self._ahead, (launched, self.executor.launch(launched.batch)) if launched else None
+        launched = self._schedule()
+        before, self._ahead = self._ahead, (launched, self._launch(launched)) if launched else None
         self.idle = launched is None and before is None
         outputs = self._commit(*before) if before else []
         self.handover.start_fetches()
         return refused + outputs
+
+    def _schedule(self, drafts: dict[str, Draft] | None = None) -> Launched | None:
+        with self.tracer.span("engine", "schedule", self.scheduler.steps + 1):
+            return self.scheduler.schedule(drafts)
+
+    def _launch(self, launched: Launched) -> Pending:
+        with self.tracer.span("engine", "launch", launched.batch.number):
+            return self.executor.launch(launched.batch)
 
     def _look_around(self) -> list[Output]:
         """Take in what happened beside the steps; returns the news of requests that can't be computed."""
@@ -155,7 +166,8 @@ class Engine:
 
     def _commit(self, launched: Launched, pending: Pending) -> list[Output]:
         try:
-            result = pending.result()
+            with self.tracer.span("engine", "wait", launched.batch.number):
+                result = pending.result()
         except ResourceError as error:  # of this step alone: there is no room for its tokens
             log.error("step %d: %s", launched.batch.number, error)
             return self.scheduler.fail(launched, str(error))
@@ -170,7 +182,8 @@ class Engine:
         self._failures = 0
         self.observation.times.step(launched.batch, time.monotonic())
         self.scheduler.pacing.measured(launched.batch.entries, launched.began)
-        return self.observation.times.stamp(self.scheduler.commit(launched, result))
+        with self.tracer.span("engine", "commit", launched.batch.number):
+            return self.observation.times.stamp(self.scheduler.commit(launched, result))
 
     def stats(self) -> dict[str, Any]:
         """Counters for metrics; JSON values only."""

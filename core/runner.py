@@ -22,6 +22,7 @@ from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBackend, AttentionBatch
 from engine.specs.model import Forward, Model
 from engine.specs.speculator import TargetTaps
+from engine.trace import Tracer
 from engine.verifier import accept_equal, verify_chain
 
 KVPool = Sequence[tuple[Tensor, ...]]
@@ -60,6 +61,7 @@ class Runner:
         max_len: most tokens of one request, drafts included.
         taps: what a speculator wants to see; hidden states then come with the results.
         grammars: compiles the constraints of requests; None if there are none.
+        tracer: is told when inputs are packed, and when the device computes and samples.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Runner:
         device: torch.device,
         taps: TargetTaps | None = None,
         grammars: Grammars | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.model, self.backend, self.device, self.page_size = model, backend, device, page_size
         self.taps = taps or TargetTaps()
@@ -82,6 +85,7 @@ class Runner:
         self._tables = np.zeros((slots, -(-max_len // page_size) + 1), dtype=np.int32)
         self._slots: list[Slot | None] = [None] * slots
         self._masking = Masking(grammars, device)
+        self.tracer = tracer or Tracer()
 
     def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
         """Start one step; what is returned waits for it. Steps run in the order of their launch."""
@@ -95,18 +99,22 @@ class Runner:
             self._admit(admission)
         for entry in batch.entries:
             self._place(entry)
-        return self._compute(batch.entries) if batch.entries else StepResult([])
+        return self._compute(batch.entries, batch.number) if batch.entries else StepResult([])
 
     def improve(self) -> bool:
         """Called between steps while it returns True: do a little that makes later steps faster, tokens unchanged."""
         return False
 
-    def _compute(self, entries: Sequence[Entry]) -> StepResult:
-        self._masking.begin(entries, self._tokens)  # on a thread, while the forward pass runs
-        tokens, positions, attention = self._inputs(entries)
-        self._step.plan, self._step.tapped = self.backend.plan(attention), []
-        hidden = self.model.forward(tokens, positions, self._step)
-        return self._finish(entries, hidden)
+    def _compute(self, entries: Sequence[Entry], number: int = 0) -> StepResult:
+        with self.tracer.span("runner", "pack", number):
+            self._masking.begin(entries, self._tokens)  # on a thread, while the forward pass runs
+            tokens, positions, attention = self._inputs(entries)
+            self._step.plan, self._step.tapped = self.backend.plan(attention), []
+        with self.tracer.span("device", "step", number):
+            with self.tracer.span("device", "forward", number):
+                hidden = self.model.forward(tokens, positions, self._step)
+            with self.tracer.span("device", "sample", number):
+                return self._finish(entries, hidden)
 
     def warm_up(self) -> None:
         """Compute a short prompt and a decode step on page 0, which nothing holds yet: libraries allocate and tune on

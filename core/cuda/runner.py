@@ -115,9 +115,10 @@ class CudaRunner(Runner):
         if not entries:
             return lambda: StepResult([])
         if all(self._is_plain(entry) for entry in entries):
-            return self._launch(entries)
+            with self.tracer.span("runner", "pack", batch.number), self.tracer.span("device", "step", batch.number):
+                return self._launch(entries)
         self._settle(wait=True)
-        result = self._compute(entries)
+        result = self._compute(entries, batch.number)
         for entry in entries:
             self._device_position[entry.slot] = -1
         return lambda: result
