@@ -92,6 +92,21 @@ class WeightLoaderConformance(OfferConformance):
                 got = source.get(name, dtype)
                 assert (got.dtype, got.device.type, got.is_contiguous()) == (dtype, "cpu", True)
 
+    def test_blocks_hold_the_weights(self, source: WeightSource, sample: Sample) -> None:
+        """Who hands out a matrix in blocks keeps the promise of their layout."""
+        for name in sample.tensors:
+            if (blocks := source.blocks(name)) is None:
+                continue
+            codes = blocks.codes
+            if blocks.bits == 4:
+                codes = torch.cat((codes & 15, codes >> 4), dim=-1)
+            assert codes.dtype is (torch.uint8 if blocks.bits == 4 else torch.int8)
+            found = codes.float() * blocks.scale.float().unsqueeze(-1)
+            if blocks.offset is not None:
+                found += blocks.offset.float().unsqueeze(-1)
+            want = source.get(name, torch.float32)
+            torch.testing.assert_close(found.flatten(1), want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
+
     def test_tensors_outlive_the_source(self, source: WeightSource, sample: Sample) -> None:
         """`close` takes the files, not what was handed out."""
         name = next(iter(sample.tensors))
