@@ -11,16 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from engine.testing.tokenizer import save_byte_tokenizer
 
 _PROGRAM: Final = (sys.executable, "-c", "from engine.server.cli.main import main; main()")
 _TICK: Final = 0.05
 
-_TINY: Final = {
+_TINY: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 32,
@@ -32,13 +34,15 @@ _TINY: Final = {
     "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "eos_token_id": 257,
 }
 
 
 def tiny_engine(folder: Path, **more: Any) -> Path:
-    """Write a model with random weights, the same in every process, and the YAML of an engine that serves it.
+    """Write a model with random weights and the YAML of an engine that serves it.
+
+    The weights are large, so that every token of a prompt changes what follows.
 
     Args:
         more: sections of the YAML, laid over what is set for speed.
@@ -46,9 +50,10 @@ def tiny_engine(folder: Path, **more: Any) -> Path:
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(_TINY))
+    _save_weights(model / "model.safetensors")
     save_byte_tokenizer(model)
     sections: Mapping[str, Any] = {
-        "model": {"source": f"path:{model}", "name": "tiny", "loader": "dummy", "dtype": "float32"},
+        "model": {"source": f"path:{model}", "name": "tiny", "dtype": "float32"},
         "device": {"threads": 1},
         "kv_cache": {"page_size": 8, "pages": 1200},
         "scheduler": {"max_running": 16, "max_waiting": 256},
@@ -59,6 +64,33 @@ def tiny_engine(folder: Path, **more: Any) -> Path:
     path = folder / "engine.yaml"
     path.write_text(json.dumps(sections))
     return path
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, inner, vocab = _TINY["hidden_size"], _TINY["intermediate_size"], _TINY["vocab_size"]
+    yield "model.embed_tokens.weight", (vocab, width)
+    yield "lm_head.weight", (vocab, width)
+    yield "model.norm.weight", (width,)
+    for layer in range(_TINY["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight", (width,)
+        yield f"{at}.post_attention_layernorm.weight", (width,)
+        for name, rows in (("q", width), ("k", width // 2), ("v", width // 2), ("o", width)):
+            yield f"{at}.self_attn.{name}_proj.weight", (rows, width)
+        yield f"{at}.mlp.gate_proj.weight", (inner, width)
+        yield f"{at}.mlp.up_proj.weight", (inner, width)
+        yield f"{at}.mlp.down_proj.weight", (width, inner)
+
+
+def _save_weights(path: Path) -> None:
+    """Write float32 tensors as safetensors: the length of a JSON header, the header, the data one after another."""
+    draw, header, data = np.random.default_rng(7), dict[str, Any](), b""
+    for name, shape in _shapes():
+        values = draw.normal(1.0 if len(shape) == 1 else 0.0, 0.3, shape).astype("<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 class ServerProcess:
