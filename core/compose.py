@@ -19,7 +19,7 @@ from engine.registry import Registry
 from engine.selection import Choice, Selector
 from engine.specs.model import ANY_ARCHITECTURE, ModelProfile
 from engine.specs.model_source import ModelFiles, ModelSource, Progress
-from engine.specs.quantization import QuantizationOffer
+from engine.stored_formats import choose_quantization, stored_formats
 
 _BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
 _BFLOAT16_CUDA = (8, 0)
@@ -111,14 +111,14 @@ def compose(
     base = Needs(device=device.kind, compute_capability=device.compute_capability)
     max_context = _max_context(config, profile, known)
     needs = _kv_needs(config, profile, replace(base, dtype=dtype))
-    stored = _stored(found.loader, path)
+    stored = stored_formats(found.loader, path)
 
     choices = {
         "loader": found.loader,
         "model": found.model,
         "attention": selector.choose(parts["attention",], _attention_needs(needs, profile)),
         "kv_cache": selector.choose(parts["kv_cache",], replace(base, page_size=config.kv_cache.page_size)),
-        "quantization": _choose_quantization(selector, parts["quantization",], replace(base, dtype=dtype), stored),
+        "quantization": choose_quantization(selector, parts["quantization",], replace(base, dtype=dtype), stored),
         "executor": selector.choose(parts["executor",], base),
         "scheduler": selector.choose(parts["scheduler",], base),
     }
@@ -177,32 +177,6 @@ def _read_config(loader: Choice[Any], path: Path) -> dict[str, Any]:
             f"the model at {path} can't be read by the weight loader {loader.name!r}: {error}"
         ) from error
     return found
-
-
-def _stored(loader: Choice[Any], path: Path) -> Mapping[str, int]:
-    """Formats of the file's matrices; of a wrapper's loader too."""
-    try:
-        found: Mapping[str, int] = loader.build().formats(path)
-    except (OSError, ValueError) as error:
-        raise ResourceError(
-            f"the model at {path} can't be read by the weight loader {loader.name!r}: {error}"
-        ) from error
-    return found
-
-
-def _choose_quantization(selector: Selector, component: Named, needs: Needs, stored: Mapping[str, int]) -> Choice[Any]:
-    """What is named; else one that rounds no weight further than the file did."""
-
-    def judge(offer: Offer[Any], options: Options) -> list[str]:
-        if component.chosen or not isinstance(offer, QuantizationOffer) or Flag.LOSSLESS in offer.capabilities.flags:
-            return []
-        others = sorted(stored.keys() - offer.formats.keys())
-        if stored and not others:
-            return []
-        kept = f"keeps matrices as {', '.join(others)}" if others else "keeps no matrix in blocks"
-        return [f"the file {kept}, which it would round further"]
-
-    return selector.choose(component, needs, judge=judge, auto_needs=replace(needs, flags=frozenset({Flag.FAITHFUL})))
 
 
 def _choose_model(

@@ -21,7 +21,6 @@ from engine.plugin import Capabilities, Flag, KVKind, Mask, Offer, Options
 from engine.registry import Registry
 from engine.specs.model import ANY_ARCHITECTURE, Model, ModelOffer, ModelProfile
 from engine.specs.observer import Observer, RequestEvent
-from engine.specs.quantization import Quantization, QuantizationOffer
 from engine.specs.weight_loader import WeightLoader, WeightSource
 from engine.tokenizer import Tokenizer
 
@@ -52,11 +51,8 @@ PROFILE = ModelProfile(
 class Loader(WeightLoader):
     """Recognizes files with its suffix; the file is the config."""
 
-    def __init__(self, suffix: str, kept: Mapping[str, int] | None = None) -> None:
-        self.suffix, self.kept = suffix, kept or {}
-
-    def formats(self, path: Path) -> Mapping[str, int]:
-        return self.kept
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
 
     def recognizes(self, path: Path) -> bool:
         return path.suffix == self.suffix
@@ -235,50 +231,6 @@ def test_auto_never_takes_a_quantization_that_loses_but_a_name_does(files: Path)
     plugins = registry(quantizations=[part("dense", capabilities=DENSE), part("int4", rank=50)])
     assert composed(plugins, files).choices["quantization"].name == "dense"
     assert composed(plugins, files, "quantization=int4").choices["quantization"].name == "int4"
-
-
-@pytest.mark.parametrize(
-    ("kept", "why"),
-    [
-        ({}, "the file keeps no matrix in blocks"),
-        ({"Q4": 10, "Q6": 1, "F16": 1}, "the file keeps matrices as F16, Q6"),
-        ({"Q4": 10}, None),
-    ],
-)
-def test_auto_takes_blocks_as_they_are_where_the_whole_file_has_them(
-    files: Path, kept: dict[str, int], why: str | None
-) -> None:
-    blocks = QuantizationOffer(
-        name="blocks",
-        summary="for a test",
-        build=lambda options, **context: cast("Quantization", None),
-        capabilities=Capabilities(flags=frozenset({Flag.FAITHFUL})),
-        rank=50,
-        bytes_per_weight=1.0,
-        formats={"Q4": 0.5},
-    )
-    plugins = registry(
-        weight_loaders=[part("json", Loader(".json", kept))],
-        quantizations=[part("dense", capabilities=DENSE), blocks],
-    )
-    found = composed(plugins, files)
-    assert found.stored == kept
-    choice = found.choices["quantization"]
-    if why is None:
-        assert choice.name == "blocks"
-    else:
-        assert choice.name == "dense"
-        assert [r.reasons for r in choice.refused] == [(f"{why}, which it would round further",)]
-    assert composed(plugins, files, "quantization=blocks").choices["quantization"].name == "blocks"
-
-
-def test_bytes_per_weight_are_the_mean_over_a_file() -> None:
-    offer = QuantizationOffer(
-        name="q", summary="", build=lambda options: None, bytes_per_weight=2.0, formats={"Q4": 0.5}
-    )  # type: ignore[arg-type,return-value]
-    assert offer.mean_bytes({}) == 2.0
-    assert offer.mean_bytes({"Q4": 30, "F16": 10}) == 0.875
-    assert replace(offer, formats={}).mean_bytes({"Q4": 30}) == 2.0
 
 
 class Sized(Options):
