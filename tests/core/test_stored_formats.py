@@ -39,7 +39,7 @@ BLOCKS = QuantizationOffer(
     bytes_per_weight=2.0,
     formats={"Q4": 0.5},
 )
-LOSSY = Offer[Quantization](name="lossy", summary="", build=build, rank=90)
+LOSSY: Offer[Quantization] = Offer(name="lossy", summary="", build=build, rank=90)
 
 
 def choose(stored: Mapping[str, int], *overrides: str) -> Choice[Any]:
