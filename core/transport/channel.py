@@ -50,6 +50,11 @@ class Channel:
         """Whether `flush` has something left to send."""
         return bool(self._outbox) or self.streaming
 
+    @property
+    def pending(self) -> bool:
+        """Whether what was sent is still here, to be flushed or to wait for the peer."""
+        return self.backlog
+
     def send(self, message: Message) -> None:
         """Queue a message and send what the socket takes.
 

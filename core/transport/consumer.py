@@ -60,6 +60,7 @@ class Consumer(Loop):
         self._quarantine = Quarantine(options.quarantine_after, options.quarantine_seconds, time.monotonic)
         self._lock = threading.Lock()  # over the table, `cancelled`, the quarantine, and the moment a fetch ends
         self._fetches: dict[str, _Fetch] = {}
+        self._parting: dict[Channel, float] = {}  # to say goodbye once the peer has greeted, until a deadline
         self._broken: str | None = None
         self._thread.start()
 
@@ -105,7 +106,10 @@ class Consumer(Loop):
             fetch.cancelled = True
         self.wake()
 
-    def _ready(self, owner: _Fetch, events: int) -> None:
+    def _ready(self, owner: _Fetch | Channel, events: int) -> None:
+        if isinstance(owner, Channel):
+            self._part(owner, events)
+            return
         assert owner.channel is not None, "the selector watches the channel"
         try:
             if events & selectors.EVENT_WRITE:
@@ -151,7 +155,10 @@ class Consumer(Loop):
                 self._watch(fetch)
             except (ProtocolError, ValueError) as error:
                 self._end(fetch, f"engine {fetch.handle.engine_id}: {error}")
-        return min((self._due(fetch, now) for fetch in self._open_fetches()), default=None)
+        for channel in [channel for channel, deadline in self._parting.items() if deadline <= now]:
+            self._hang_up(channel)
+        waiting = [self._due(fetch, now) for fetch in self._open_fetches()]
+        return min([*waiting, *self._parting.values()], default=None)
 
     def _open_fetches(self) -> list[_Fetch]:
         with self._lock:
@@ -224,8 +231,7 @@ class Consumer(Loop):
         if fetch.channel is not None:
             if failure is not None:
                 self._say_goodbye(fetch.channel, failure)
-            self._selector.unregister(fetch.channel)
-            fetch.channel.close()
+            self._let_go(fetch.channel, fetch.cancelled)
             fetch.channel = None
         with self._lock:
             del self._fetches[fetch.request_id]
@@ -246,11 +252,42 @@ class Consumer(Loop):
         except ProtocolError:
             return  # it is gone itself, which says the same
 
+    def _let_go(self, channel: Channel, cancelled: bool) -> None:
+        """Close the channel, but if the producer hasn't heard of a cancelled fetch yet, only when it has."""
+        if cancelled and channel.pending:
+            self._parting[channel] = time.monotonic() + self._peer_timeout
+            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, channel)
+        else:
+            self._selector.unregister(channel)
+            channel.close()
+
+    def _part(self, channel: Channel, events: int) -> None:
+        """Hear the greeting, send what is held back, and hang up."""
+        try:
+            if events & selectors.EVENT_WRITE:
+                channel.flush()
+            if events & selectors.EVENT_READ:
+                list(channel.receive())
+            if channel.pending:
+                writing = selectors.EVENT_WRITE if channel.backlog else 0
+                self._selector.modify(channel, selectors.EVENT_READ | writing, channel)
+                return
+        except ProtocolError:
+            pass  # it is gone, which says the same
+        self._hang_up(channel)
+
+    def _hang_up(self, channel: Channel) -> None:
+        del self._parting[channel]
+        self._selector.unregister(channel)
+        channel.close()
+
     def _abandon(self, reason: str) -> None:
         with self._lock:
             self._broken = reason
         for fetch in self._open_fetches():
             self._end(fetch, reason)
+        for channel in list(self._parting):
+            self._hang_up(channel)
 
 
 __all__ = ["Consumer"]

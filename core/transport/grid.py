@@ -144,9 +144,8 @@ class Grid:
         to, start = self._at(blocks), source._at(source_blocks)
         total = np.zeros(len(blocks) if chosen is None else int(chosen.sum()), np.uint64)
         for mine, theirs, weights in zip(self._cells, source._cells, self._weights, strict=True):
-            copied = theirs[start]
-            mine[to] = copied
-            rows = copied.reshape(len(blocks), len(weights))
+            rows = theirs[start].reshape(len(blocks), len(weights))
+            mine[to] = rows if mine.ndim == 2 else rows.reshape(len(blocks), mine.shape[1], mine.shape[3])
             total += _weigh(rows if chosen is None else rows[chosen], weights)
         return [int(digest) for digest in total]
 

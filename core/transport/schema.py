@@ -99,6 +99,8 @@ def difference(here: KVSchema, there: KVSchema) -> str | None:
 def _same_blocks(here: KVSchema, there: KVSchema) -> bool:
     """Whether blocks of the common size have the same shape on both sides."""
     block = common_block(here, there)
+    if not here.axes or not there.axes:
+        return False
     try:
         cuts(here, block), cuts(there, block)
         return _block_shapes(here, block) == _block_shapes(there, block)
