@@ -19,6 +19,7 @@ from engine.server.errors import ApiError
 from engine.server.exchange import current
 from engine.server.messages_api.errors import AnthropicErrors, error_body, speaks_anthropic
 from engine.server.middleware import Exchanges, LimitBody, RequireKey
+from engine.server.openapi import with_bodies
 from engine.server.responses import json_response
 from engine.server.routes import build_router
 from engine.server.state import ServerState
@@ -53,6 +54,7 @@ def create_app(state: ServerState, routers: Sequence[tuple[str, APIRouter]] = ()
             )
         taken |= _paths(router.routes)
         app.include_router(router)
+    app.openapi = with_bodies(app)  # type: ignore[method-assign]
     return app
 
 
