@@ -30,6 +30,10 @@ _SPIN: Final = "2000"
 whole time slices when two processes share the cores: two engines then run at a fifth of their speed, with this number
 at a third, and as fast as ever when alone."""
 
+_SWITCH: Final = 0.0005
+"""Seconds after which a thread must let another have the interpreter. The runner's thread packs a step in about a
+millisecond; with Python's default it could wait five for the scheduler's first."""
+
 _TRANSFER_TICK: Final = 0.05
 """Seconds between looks at the transfers while no step runs."""
 
@@ -90,7 +94,8 @@ class CoreProcess:
         built = assemble(config, Path(start.model_path), self._phase, wake=lambda: self._inbox.put(()))
         self._engine = built.engine
         self._building = False
-        gc.freeze()  # what a start leaves lives as long as the engine; looking through it held up a step for 0.1 s
+        gc.collect()
+        gc.freeze()  # what is left lives as long as the engine; looking through it would hold up a step for 0.1 s
         try:
             self._phase("ready", 1.0)
             self._send(
@@ -152,6 +157,7 @@ class CoreProcess:
 
 def main() -> int:
     """Entry of the child process; the only argument is the number of the inherited socket."""
+    sys.setswitchinterval(_SWITCH)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read by the OpenMP runtime, which comes with torch
     logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     with socket.socket(fileno=int(sys.argv[1])) as sock:

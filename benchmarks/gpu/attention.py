@@ -1,6 +1,6 @@
 """The Triton attention kernels alone: decodes as a share of the read limit, prefills in floating-point operations.
 
-    python benchmarks/gpu/attention.py [--tune]
+python benchmarks/gpu/attention.py [--tune]
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from limits import graphed, timed, versions  # noqa: E402
+from limits import graphed, timed, versions
 
-from engine.device import detect  # noqa: E402
-from engine.plugin import KVKind  # noqa: E402
-from engine.plugins.attention.triton import backend as triton_backend  # noqa: E402
-from engine.plugins.attention.triton.backend import Tiles, TritonAttention  # noqa: E402
-from engine.specs.attention import AttentionBatch, AttentionShape  # noqa: E402
+from engine.device import detect
+from engine.plugin import KVKind
+from engine.plugins.attention.triton import backend as triton_backend
+from engine.plugins.attention.triton.backend import Tiles, TritonAttention
+from engine.specs.attention import AttentionBatch, AttentionShape
 
 READ = 4.69e12
 

@@ -1,6 +1,6 @@
 """What the card gives: bytes a second when a kernel only reads, and bf16 products a second.
 
-    python benchmarks/gpu/limits.py
+python benchmarks/gpu/limits.py
 """
 
 from __future__ import annotations

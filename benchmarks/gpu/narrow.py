@@ -1,6 +1,6 @@
 """Products of few rows with the weights of Qwen2.5-7B: tilings of our kernel against cuBLAS, in bytes a second.
 
-    python benchmarks/gpu/narrow.py [--rows 1,8,64] [--quick]
+python benchmarks/gpu/narrow.py [--rows 1,8,64] [--quick]
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import triton
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parent))
-from limits import graphed, versions  # noqa: E402
+from limits import graphed, versions
 
-from engine.plugins.quantization.narrow.kernel import Tiling, narrow  # noqa: E402
+from engine.plugins.quantization.narrow.kernel import Tiling, narrow
 
-SHAPES = {"qkv": (4608, 3584), "out": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944), "head": (152064, 3584)}
+SHAPES = {
+    "qkv": (4608, 3584),
+    "out": (3584, 3584),
+    "gate_up": (37888, 3584),
+    "down": (3584, 18944),
+    "head": (152064, 3584),
+}
 
 
 def tilings(n: int, k: int, rows: int) -> list[Tiling]:
@@ -30,7 +36,12 @@ def tilings(n: int, k: int, rows: int) -> list[Tiling]:
     ):
         programs = triton.cdiv(n, height) * split
         memory = stages * depth * (height + max(16, rows)) * 2
-        if 132 <= programs and (split == 1 or programs <= 132 * 8) and 64 * 1024 <= memory <= 160 * 1024 and k % depth == 0:
+        if (
+            programs >= 132
+            and (split == 1 or programs <= 132 * 8)
+            and 64 * 1024 <= memory <= 160 * 1024
+            and k % depth == 0
+        ):
             found.append(Tiling(height, depth, split, warps, stages))
     return found
 
@@ -52,7 +63,12 @@ def measure(name: str, m: int, keep: int) -> None:
         tiles = triton.cdiv(n, tiling.rows)
         partials = torch.empty(tiles * tiling.split * tiling.rows * rows, device="cuda", dtype=torch.float32)
 
-        def run(weight: torch.Tensor | None = None, tiling: Tiling = tiling, tiles: int = tiles, partials: torch.Tensor = partials) -> None:
+        def run(
+            weight: torch.Tensor | None = None,
+            tiling: Tiling = tiling,
+            tiles: int = tiles,
+            partials: torch.Tensor = partials,
+        ) -> None:
             narrow[(tiles, tiling.split)](
                 x, next(state) if weight is None else weight, x, y, partials, counters, m, n, k, k,
                 M=rows, ROWS=tiling.rows, DEPTH=tiling.depth, SPLIT=tiling.split, BIAS=False, STAGES=tiling.stages,

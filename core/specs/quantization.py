@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from engine.ops import Ops
     from engine.specs.weight_loader import WeightSource
 
 API: Final = 1
@@ -44,6 +45,10 @@ class Linear(ABC):
     @abstractmethod
     def weight_bytes(self) -> int:
         """Bytes kept for the weight."""
+
+    def gated(self, x: Tensor, ops: Ops) -> Tensor:
+        """The product's first half through silu, times its second half: [T, in] -> [T, out / 2]."""
+        return ops.silu_mul(self(x))
 
     def dense(self) -> Tensor | None:
         """The weight as a dense [out, in] tensor if it is kept as one (for tied embeddings), else None."""

@@ -63,7 +63,7 @@ class Decoder(Model):
         for index, layer in enumerate(self._layers):
             x = self._attention(index, layer, x, positions, step)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+            x = layer.down(layer.gate_up.gated(x, ops))
             x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
             step.tap(index + 1, residual)
         return x

@@ -45,6 +45,7 @@ def narrow(
     DEPTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -52,12 +53,20 @@ def narrow(
     """Program (tile of weight rows, part of k).
 
     x [m, k] with rows x_row apart, weight [n, k] dense, bias [n], y [m, n] dense, M >= m a power of two;
-    partials float32 [tiles * SPLIT, ROWS, M], counters int32 [tiles], zero before and after.
+    partials float32 [tiles * SPLIT, ROWS, M], counters int32 [tiles], zero before and after. With GATED, the weight is
+    n / 2 rows of gates above as many others, y [m, n / 2] is silu(gate) times other, and SPLIT is 1.
     """
     begin(EARLY)
     tile = tl.program_id(0)
     part = tl.program_id(1)
-    row = tile * ROWS + tl.arange(0, ROWS)
+    if GATED:
+        local = tl.arange(0, ROWS)
+        half = tile * (ROWS // 2) + local % (ROWS // 2)
+        is_row = half < n // 2
+        row = half + local // (ROWS // 2) * (n // 2)
+    else:
+        row = tile * ROWS + tl.arange(0, ROWS)
+        is_row = row < n
     token = tl.arange(0, M)
     rounds = k // DEPTH
     share = tl.cdiv(rounds, SPLIT)
@@ -66,7 +75,6 @@ def narrow(
     at = tl.arange(0, DEPTH)
     weights = weight + row.to(tl.int64)[:, None] * k + at[None, :]
     inputs = x + token[None, :] * x_row + at[:, None]
-    is_row = row < n
     is_token = token < m
     if EARLY:  # the weight's first rounds, while the kernels ahead end
         ahead = tl.minimum(begin_at + tl.arange(0, AHEAD // LINE) * LINE, k - 1)
@@ -95,7 +103,16 @@ def narrow(
     else:
         if BIAS:
             acc += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)[:, None]
-        tl.store(to, acc.to(y.dtype.element_ty), mask=here)
+        if GATED:
+            rounded = acc.to(y.dtype.element_ty).to(tl.float32)
+            gate, other = tl.split(tl.permute(tl.reshape(rounded, (2, ROWS // 2, M)), (1, 2, 0)))
+            active = (gate / (1.0 + tl.exp(-gate))).to(y.dtype.element_ty).to(tl.float32)
+            column = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
+            to = y + token[None, :] * (n // 2) + column[:, None]
+            here = (column < n // 2)[:, None] & is_token[None, :]
+            tl.store(to, (active * other).to(y.dtype.element_ty), mask=here)
+        else:
+            tl.store(to, acc.to(y.dtype.element_ty), mask=here)
 
 
 __all__ = ["Tiling", "narrow"]
