@@ -19,17 +19,26 @@ from engine.specs.kv_connector import EventKind, KVConnector, Role, TransferEven
 
 
 class TransferState(StrEnum):
-    """Where a transfer stands. Published, leased, fetching and cancelling are open, the others are ends."""
+    """Where a transfer stands. Published, leased, pulling and cancelling are open, the others are ends."""
 
     PUBLISHED = "published"  # no consumer has shown up
     LEASED = "leased"  # a consumer has shown up and renews the lease
     DELIVERED = "delivered"
     RELEASED = "released"  # its consumer is gone, or the core cancelled it
     EXPIRED = "expired"  # nobody renewed the lease
-    FETCHING = "fetching"
+    PULLING = "pulling"
     CANCELLING = "cancelling"  # given up, but the connector may still write: the pages aren't free yet
     FETCHED = "fetched"
     FAILED = "failed"
+    CORRUPT = "corrupt"  # failed, since what arrived was not what was published
+
+
+_REASONS = {
+    TransferState.PUBLISHED: "no consumer has shown up yet",
+    TransferState.LEASED: "its consumer renews the lease",
+    TransferState.PULLING: "the KV is on its way here",
+}
+"""Why the pages are held, where nothing else is to be said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +61,15 @@ class Progress(NamedTuple):
 
 
 class TransferRow(NamedTuple):
-    """One open transfer, for people."""
+    """Pages that are held for another engine or filled from one, for people: whose, why, and until when."""
 
     request_id: str
     side: Role
     state: TransferState
     pages: int
-    expires: float  # by the ledger's clock
+    expires: float  # by the ledger's clock; of a cancelled fetch: when it would have
     reason: str
+    via: tuple[str, ...]  # names of the connectors
 
 
 @dataclass(slots=True)
@@ -147,7 +157,7 @@ class TransferLedger:
         if link is None:
             mine = ", ".join(link.name for link in self._consumers) or "none"
             raise ValueError(f"the KV is offered through {', '.join(via)}, this engine fetches through: {mine}")
-        transfer = self._open(request_id, pages, (link,), TransferState.FETCHING, self._clock() + link.fetch_timeout)
+        transfer = self._open(request_id, pages, (link,), TransferState.PULLING, self._clock() + link.fetch_timeout)
         link.connector.fetch(transfer.id, via[link.name], pages, first_page)
         self._fetches[transfer.id] = transfer
 
@@ -174,13 +184,21 @@ class TransferLedger:
 
     def next_expiry(self) -> float | None:
         """When `advance` must be called even if no connector wakes the engine; None if nothing is open."""
-        waiting = [t.expires for t in self._fetches.values() if t.state is TransferState.FETCHING]
+        waiting = [t.expires for t in self._fetches.values() if t.state is TransferState.PULLING]
         return min([*waiting, *(t.expires for t in self._published.values())], default=None)
 
     def rows(self) -> list[TransferRow]:
         """Every open transfer."""
         return [
-            TransferRow(t.request_id, side, t.state, t.pages, t.expires, t.reason)
+            TransferRow(
+                t.request_id,
+                side,
+                t.state,
+                t.pages,
+                t.expires,
+                t.reason or _REASONS[t.state],
+                tuple(link.name for link in t.links),
+            )
             for side, table in ((Role.PRODUCER, self._published), (Role.CONSUMER, self._fetches))
             for t in table.values()
         ]
@@ -216,11 +234,11 @@ class TransferLedger:
             elif event.kind is EventKind.PEER_LOST:
                 self._end_publication(transfer, TransferState.RELEASED)
         elif (transfer := self._fetches.get(event.request_id)) is not None:
-            if event.kind is EventKind.FETCHED and transfer.state is TransferState.FETCHING:
+            if event.kind is EventKind.FETCHED and transfer.state is TransferState.PULLING:
                 self._end_fetch(transfer, TransferState.FETCHED)
                 self._ended.fetched.append(transfer.request_id)
             elif event.kind in (EventKind.FETCHED, EventKind.FETCH_FAILED):
-                self._end_fetch(transfer, TransferState.FAILED)
+                self._end_fetch(transfer, TransferState.CORRUPT if event.corrupt else TransferState.FAILED)
                 self._ended.failed.append((transfer.request_id, transfer.reason or event.reason))
 
     def _end_publication(self, transfer: _Transfer, state: TransferState) -> None:
@@ -231,7 +249,7 @@ class TransferLedger:
         self._ended.released.append(transfer.request_id)
 
     def _give_up(self, transfer: _Transfer, reason: str) -> None:
-        if transfer.state is TransferState.FETCHING:
+        if transfer.state is TransferState.PULLING:
             transfer.state, transfer.reason = TransferState.CANCELLING, reason
             transfer.links[0].connector.cancel(transfer.id)
 

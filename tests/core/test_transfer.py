@@ -1,63 +1,18 @@
-"""The transfer ledger against a scripted connector: its sentences, its clock, every interleaving of a small model."""
+"""The transfer ledger against a scripted connector: its sentences and its clock."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
-from engine.specs.kv_connector import EventKind, KVConnector, Role, TransferEvent
+from engine.specs.kv_connector import EventKind, Role
+from engine.testing.kv_scripted import Scripted
 from engine.transfer import Link, TransferLedger, TransferState, remote_tokens
 
 LEASE = 2
 """Ticks; also the fetch timeout."""
-
-
-class Scripted(KVConnector):
-    """Does nothing but keep account, and reports what the test puts into `inbox`."""
-
-    def __init__(self) -> None:
-        self.inbox: list[TransferEvent] = []
-        self.published: dict[str, tuple[int, ...]] = {}
-        self.fetching: dict[str, tuple[int, ...]] = {}
-        self.cancelled: set[str] = set()
-        self.refusal: str | None = None
-        self.closed = 0
-
-    def start(self, pool: Sequence[tuple[Any, ...]], wake: Callable[[], None]) -> None:
-        raise AssertionError("the ledger takes over started connectors")
-
-    def publish(self, request_id: str, pages: Sequence[int], num_tokens: int, lease_seconds: float) -> dict[str, Any]:
-        if self.refusal:
-            raise ValueError(self.refusal)
-        assert request_id not in self.published
-        self.published[request_id] = tuple(pages)
-        return {"id": request_id, "lease": lease_seconds}
-
-    def withdraw(self, request_id: str) -> None:
-        del self.published[request_id]  # KeyError: withdrawn twice, or never published
-
-    def fetch(self, request_id: str, handle: dict[str, Any], pages: Sequence[int], first_page: int) -> None:
-        if self.refusal:
-            raise ValueError(self.refusal)
-        self.fetching[request_id] = tuple(pages)
-
-    def cancel(self, request_id: str) -> None:
-        assert request_id not in self.cancelled, "cancelled twice"
-        self.cancelled.add(request_id)
-
-    def poll(self) -> list[TransferEvent]:
-        events, self.inbox = self.inbox, []
-        return events
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def say(self, kind: EventKind, transfer_id: str, reason: str = "") -> None:
-        self.inbox.append(TransferEvent(kind, transfer_id, reason))
 
 
 def make(*connectors: Scripted, **options: Any) -> tuple[TransferLedger, list[float]]:
@@ -124,12 +79,40 @@ def test_fetched_and_failed_with_its_reason(wire: Scripted) -> None:
     ledger, _ = make(wire)
     for request_id in ("good", "bad"):
         ledger.fetch(request_id, {"num_tokens": 4, "via": {"c0": {}}}, [7], 0)
-    assert [row.state for row in ledger.rows()] == [TransferState.FETCHING] * 2
+    assert [row.state for row in ledger.rows()] == [TransferState.PULLING] * 2
     good, bad = wire.fetching
     wire.say(EventKind.FETCHED, good)
     wire.say(EventKind.FETCH_FAILED, bad, "digest of page 0 differs")
     assert ledger.advance(0.0) == ([], ["good"], [("bad", "digest of page 0 differs")])
     assert ledger.rows() == []
+
+
+def test_every_held_page_has_an_owner_a_reason_and_an_expiry(wire: Scripted) -> None:
+    ledger, _ = make(wire)
+    ledger.publish("p", [1, 2], 4)
+    ledger.publish("leased", [3], 4)
+    wire.say(EventKind.RENEWED, list(wire.published)[1])
+    ledger.fetch("f", {"num_tokens": 4, "via": {"c0": {}}}, [7], 0)
+    ledger.fetch("gone", {"num_tokens": 4, "via": {"c0": {}}}, [8], 0)
+    ledger.cancel("gone")
+    ledger.advance(0.5)
+    assert [(row.request_id, row.state, row.pages, row.expires, row.reason, row.via) for row in ledger.rows()] == [
+        ("p", "published", 2, 2.0, "no consumer has shown up yet", ("c0",)),
+        ("leased", "leased", 1, 2.5, "its consumer renews the lease", ("c0",)),
+        ("f", "pulling", 1, 2.0, "the KV is on its way here", ("c0",)),
+        ("gone", "cancelling", 1, 2.0, "cancelled", ("c0",)),
+    ]
+
+
+def test_damaged_fetches_are_counted_apart(wire: Scripted) -> None:
+    ledger, _ = make(wire)
+    for request_id in ("damaged", "lost"):
+        ledger.fetch(request_id, {"num_tokens": 4, "via": {"c0": {}}}, [7], 0)
+    damaged, lost = wire.fetching
+    wire.say(EventKind.FETCH_FAILED, damaged, "block 0 differs", corrupt=True)
+    wire.say(EventKind.FETCH_FAILED, lost, "the peer is gone")
+    assert ledger.advance(0.0).failed == [("damaged", "block 0 differs"), ("lost", "the peer is gone")]
+    assert ledger.totals == {TransferState.CORRUPT: 1, TransferState.FAILED: 1}
 
 
 @pytest.mark.parametrize("last_word", [EventKind.FETCHED, EventKind.FETCH_FAILED])
@@ -283,115 +266,3 @@ def test_close_ends_everything_even_if_a_connector_raises() -> None:
     assert [w.closed for w in wires] == [1, 0, 1]
     assert all(not w.published for w in wires)
     assert len(wires[0].cancelled) == 1
-
-
-class World:
-    """A ledger, its connector, and what an observer outside knows: the model that the exploration walks."""
-
-    kinds = {
-        Role.PRODUCER: (EventKind.DELIVERED, EventKind.RENEWED, EventKind.PEER_LOST),
-        Role.CONSUMER: (EventKind.FETCHED, EventKind.FETCH_FAILED),
-    }
-
-    def __init__(self) -> None:
-        self.wire = Scripted()
-        self.ledger = make(self.wire)[0]
-        self.now = 0.0
-        self.ledger._clock = self.time
-        self.held: set[Role] = set()  # what the ledger owns by the observer's count
-        self.started = {Role.PRODUCER: 0, Role.CONSUMER: 0}
-        self.ids: dict[Role, list[str]] = {Role.PRODUCER: [], Role.CONSUMER: []}
-
-    def time(self) -> float:
-        return self.now
-
-    def key(self) -> object:
-        """Everything the future depends on, with times relative and transfer ids in order of birth."""
-        names = {tid: i for i, tid in enumerate([*self.ids[Role.PRODUCER], *self.ids[Role.CONSUMER]])}
-        tables = [
-            (names[t.id], t.state, min(max(t.expires - self.now, 0.0), LEASE), t.reason)
-            for table in (self.ledger._published, self.ledger._fetches)
-            for t in table.values()
-        ]
-        inbox = tuple((e.kind, names[e.request_id]) for e in self.wire.inbox)
-        return repr((tables, inbox, self.ledger._ended, sorted(self.held), self.started))
-
-    def moves(self) -> list[tuple[Any, ...]]:
-        """What may happen next. Any event of its side may come for any transfer that ever was, however senseless."""
-        moves: list[tuple[Any, ...]] = [("advance",), ("tick",), ("cancel",)]
-        if sum(self.started.values()) < 3:
-            moves += [("begin", side) for side in self.kinds if side not in self.held]
-        if len(self.wire.inbox) < 2:
-            moves += [
-                ("event", kind, tid) for side in self.kinds for tid in self.ids[side] for kind in self.kinds[side]
-            ]
-        return moves
-
-    def apply(self, move: tuple[Any, ...]) -> None:
-        match move:
-            case ("advance",):
-                self.advance()
-            case ("tick",):
-                self.now += 1
-            case ("cancel",):
-                self.ledger.cancel("r")
-            case ("event", kind, transfer_id):
-                self.wire.say(kind, transfer_id)
-            case ("begin", side):
-                self.begin(side)
-
-    def begin(self, side: Role) -> None:
-        if side is Role.PRODUCER:
-            self.ledger.publish("r", [1, 2], 8)
-            self.ids[side] += self.wire.published
-        else:
-            self.ledger.fetch("r", {"num_tokens": 8, "via": {"c0": {}}}, [3, 4], 0)
-            self.ids[side].append(list(self.wire.fetching)[-1])
-        self.held.add(side)
-        self.started[side] += 1
-
-    def advance(self) -> None:
-        last_words = {e.request_id for e in self.wire.inbox if e.kind in self.kinds[Role.CONSUMER]}
-        released, fetched, failed = self.ledger.advance(self.now)
-        if released:
-            assert released == ["r"]
-            self.held.remove(Role.PRODUCER)  # KeyError: released twice, or never held
-            assert not self.wire.published, "released but still readable"
-        if ended := [*fetched, *(request_id for request_id, _ in failed)]:
-            assert ended == ["r"]
-            self.held.remove(Role.CONSUMER)
-            assert self.ids[Role.CONSUMER][-1] in last_words, "ended without the connector's word"
-
-    def settle(self) -> None:
-        """Whatever happened: time and an honest connector free everything."""
-        self.advance()  # a renewal that lies there already counts from now
-        self.now += 100
-        self.advance()
-        for transfer_id in sorted(self.wire.cancelled):
-            self.wire.say(EventKind.FETCH_FAILED, transfer_id, "cancelled")
-        self.advance()
-        assert self.held == set()
-        assert self.ledger.rows() == []
-        assert self.wire.published == {}
-        assert sum(self.ledger.totals.values()) == sum(self.started.values())
-
-
-def test_every_interleaving_of_a_small_model_frees_each_page_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Breadth first to the fixed point: finish, cancel, loss, timeout, duplicates and any order of events."""
-    seen = {World().key()}
-    frontier, transitions = [World()], 0
-    while frontier:
-        following = []
-        for world in frontier:
-            deepcopy(world).settle()
-            for move in world.moves():
-                successor = deepcopy(world)
-                successor.apply(move)
-                transitions += 1
-                if (key := successor.key()) not in seen:
-                    seen.add(key)
-                    following.append(successor)
-        frontier = following
-    with capsys.disabled():
-        print(f" [{len(seen)} states, {transitions} transitions]", end="")
-    assert len(seen) > 1000
