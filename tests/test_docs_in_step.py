@@ -41,8 +41,13 @@ def test_the_configuration_of_the_readme_is_valid(tmp_path: Path) -> None:
     check(load_config(path, environ=KEYS), Registry.discover())
 
 
+OTHERS = {"router.yaml", "kubernetes.yaml"}
+"""No engine's; tests/server/router/test_disaggregation_page.py checks them."""
+
 EXAMPLES = [
-    path for path in sorted((ROOT / "examples").rglob("*.yaml")) if not (path.parent / "pyproject.toml").exists()
+    path
+    for path in sorted((ROOT / "examples").rglob("*.yaml"))
+    if not (path.parent / "pyproject.toml").exists() and path.name not in OTHERS
 ]
 """Those of packages need the package; tests/test_example_packages.py installs them."""
 

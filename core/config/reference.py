@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, get_args, get_origin
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -23,7 +23,12 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 def markdown(registry: Registry) -> str:
     """One table per section of the tree, then one per installed component that has options."""
-    return "\n".join([*_frame(), *_components(registry)])
+    return "\n".join([*_frame(EngineConfig), *_components(registry)])
+
+
+def table(model: type[BaseModel]) -> str:
+    """One table of the keys of another tree, such as the router's."""
+    return "\n".join(_rows((dotted(key), field) for key, field in fields(model)))
 
 
 def option_rows(model: type[Options]) -> Iterator[tuple[str, str, str, str]]:
@@ -32,8 +37,8 @@ def option_rows(model: type[Options]) -> Iterator[tuple[str, str, str, str]]:
         yield dotted(key), type_words(field.annotation), default_words(field), field.description or ""
 
 
-def _frame() -> Iterator[str]:
-    for section, rows in groupby(fields(EngineConfig), key=lambda item: item[0][0]):
+def _frame(model: type[BaseModel]) -> Iterator[str]:
+    for section, rows in groupby(fields(model), key=lambda item: item[0][0]):
         yield from _table(f"### `{section}`", ((dotted(k), f) for k, f in rows))
 
 
@@ -46,11 +51,14 @@ def _components(registry: Registry) -> Iterator[str]:
 
 
 def _table(heading: str, rows: Iterator[tuple[str, FieldInfo]]) -> Iterator[str]:
-    yield from (heading, "", "| key | type | default | meaning |", "|---|---|---|---|")
+    yield from (heading, "", *_rows(rows), "")
+
+
+def _rows(rows: Iterator[tuple[str, FieldInfo]]) -> Iterator[str]:
+    yield from ("| key | type | default | meaning |", "|---|---|---|---|")
     for key, field in rows:
         meaning = (field.description or "").replace("|", r"\|")
         yield f"| `{key}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |"
-    yield ""
 
 
 def type_words(annotation: Any) -> str:
@@ -76,4 +84,4 @@ def default_words(field: FieldInfo) -> str:
     return "unset" if default is None else f"`{json.dumps(default, ensure_ascii=False, default=str)}`"
 
 
-__all__ = ["default_words", "markdown", "option_rows", "type_words"]
+__all__ = ["default_words", "markdown", "option_rows", "table", "type_words"]

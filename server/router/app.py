@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import time
 from typing import Any, Final
 
 import msgspec
@@ -125,10 +126,13 @@ def _add_relay(app: FastAPI, state: RouterState) -> None:
                 return await state.dispatcher.generate(asked)
             return await state.dispatcher.anywhere(asked, search=asked.path.startswith(_KEPT_SOMEWHERE))
 
+        began = time.monotonic()
+
         def told(status: int) -> None:
             state.metrics.answered(status)
             if state.config.logging.requests:
-                log.info("request %s: %s %s answered %d", asked.id, asked.method, asked.path, status)
+                took = time.monotonic() - began
+                log.info("%s %r %d in %.3f s, %s", asked.method, asked.path[:200], status, took, asked.id)
 
         return Relay(asked, make, state.active, told)
 

@@ -73,6 +73,14 @@ class PrefixSection(Section):
     )
 
 
+class RouterLogging(LoggingSection):
+    """What is written to stderr."""
+
+    requests: bool = Field(
+        default=False, description="Write a line per HTTP request: id, path, status, seconds; never its text."
+    )
+
+
 class RouterConfig(Section):
     """The whole tree."""
 
@@ -84,7 +92,7 @@ class RouterConfig(Section):
     retry: RetrySection = RetrySection()
     prefix: PrefixSection = PrefixSection()
     admin_key: SecretStr | None = Field(default=None, description="Opens /engine/…; closed if unset.")
-    logging: LoggingSection = LoggingSection()
+    logging: RouterLogging = RouterLogging()
 
     @model_validator(mode="after")
     def _each_once(self) -> RouterConfig:
