@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -19,6 +19,7 @@ from engine.server.journal import account, goes_by, under_way
 from engine.server.protocol import parse
 from engine.server.responses import json_response
 from engine.server.state import ServerState
+from engine.trace import Span, busy, chrome_trace
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
     request_id: str | None = None
     all: bool = False
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """POST /engine/trace."""
+
+    on: bool  # true starts a trace, false ends it
 
 
 class LogLevel(msgspec.Struct, kw_only=True):
@@ -125,6 +132,16 @@ def _add_levers(router: APIRouter, state: ServerState) -> None:
             raise ApiError(404, f"no request {wanted!r} is running", param="request_id")
         return json_response({"aborted": ended})
 
+    @router.post("/engine/trace")
+    async def trace(request: Request) -> Response:
+        body, _ = parse(await request.body(), Trace)
+        answer = await _ask(state, "trace", on=body.on)
+        if body.on:
+            state.tracer.start()
+            return json_response({"on": True})
+        core = msgspec.convert(answer["spans"], list[Span])
+        return json_response({**chrome_trace({"engine core": core, "HTTP": state.tracer.stop()}), **_sums(core)})
+
     @router.post("/engine/log-level")
     async def log_level(request: Request) -> Response:
         body, _ = parse(await request.body(), LogLevel)
@@ -133,13 +150,19 @@ def _add_levers(router: APIRouter, state: ServerState) -> None:
         return json_response({"level": body.level})
 
 
+def _sums(core: list[Span]) -> dict[str, object]:
+    """What the device's lane amounts to. Viewers ignore such keys."""
+    found = busy(core)
+    return {} if found is None else {"otherData": {"device_busy": found[0], "steps": found[1]}}
+
+
 def _ready(state: ServerState) -> Ready:
     if state.client.ready is None:
         raise ApiError(503, "the engine is not ready yet", retry_after=2)
     return state.client.ready
 
 
-async def _ask(state: ServerState, verb: str, **arguments: str) -> dict[str, object]:
+async def _ask(state: ServerState, verb: str, **arguments: str | bool) -> dict[str, object]:
     """The core's answer. It is not asked before it is ready, since loading can't listen."""
     _ready(state)
     try:

@@ -71,7 +71,8 @@ async def _choice(state: ServerState, exchange: Exchange, job: Job, text: Choice
         async with aclosing(outputs):
             async for output in outputs:
                 _raise_failure(output, state)
-                delta = text.feed(output)
+                with state.tracer.span("http", "detokenize", 0):
+                    delta = text.feed(output)
                 _measure(state, job, run, output)
                 watch.output(len(delta.token_ids), delta.cached_tokens, output.timing)
                 charge_output(state.limiter, exchange, len(delta.token_ids))

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI
 
-from engine.server.admin import AbortRequest, Drain, LogLevel
+from engine.server.admin import AbortRequest, Drain, LogLevel, Trace
 from engine.server.messages_api.protocol import Conversation, MessagesRequest
 from engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from engine.server.responses_api.protocol import ResponsesRequest
@@ -24,6 +24,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/engine/drain": Drain,
     "/engine/abort": AbortRequest,
     "/engine/log-level": LogLevel,
+    "/engine/trace": Trace,
 }
 """What is posted where."""
 

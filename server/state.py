@@ -25,6 +25,7 @@ from engine.server.metrics import Metrics
 from engine.server.pace import Pace
 from engine.server.startup import Startup
 from engine.specs.rate_limit import RateLimiter
+from engine.trace import Tracer
 
 if TYPE_CHECKING:
     from engine.server.tracing import Tracing
@@ -86,6 +87,7 @@ class ServerState:
     liveness: Liveness = field(init=False)
     startup: Startup = field(default_factory=Startup)
     pace: Pace = field(default_factory=Pace)
+    tracer: Tracer = field(default_factory=Tracer)  # of this process; the core has one, too
     prefills: Curve = field(default_factory=Curve)  # seconds by tokens that were computed before the first of an answer
 
     def __post_init__(self) -> None:

@@ -43,22 +43,38 @@ def _levels(context: click.Context, option: click.Parameter, value: str | None) 
 @click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Go on to max-tokens regardless.")
 @click.option("--chat", is_flag=True, help="Use /v1/chat/completions instead of /v1/completions.")
 @click.option("--seed", type=int, help="Makes the same prompts again; random if unset, so that no cache knows them.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what the server did step by step here, for chrome://tracing; takes a key with the scope admin.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all numbers here.")
 def command(
-    url: str, model: str | None, api_key: str | None, concurrency: list[int] | None, json_path: Path | None, **load: Any
+    url: str,
+    model: str | None,
+    api_key: str | None,
+    concurrency: list[int] | None,
+    json_path: Path | None,
+    trace_path: Path | None,
+    **load: Any,
 ) -> None:
     """Measure latency and throughput of an OpenAI endpoint.
 
     \b
     engine bench --concurrency 1,16,64
     engine bench --url http://host:8000 --request-rate 4 --num-requests 100 --shared-prefix 0.8
+    engine bench --concurrency 8 --api-key $OPERATOR_KEY --trace trace.json
     """
     endpoint = Endpoint(url, api_key)
     seed = random.randrange(2**31) if load["seed"] is None else load["seed"]
     levels = concurrency or [load["num_requests"] or 16 if load["request_rate"] else 1]
     workloads = [_workload(level, seed + i, load) for i, level in enumerate(levels)]
-    name, reports = asyncio.run(_run_all(endpoint, model, workloads))
+    name, reports, trace = asyncio.run(_run_traced(endpoint, model, workloads, wanted=trace_path is not None))
     _print(name, endpoint.url, reports)
+    if trace_path is not None:
+        trace_path.write_bytes(msgspec.json.encode(trace))
+        _print_trace(trace, trace_path)
     if json_path is not None:
         rows = [{"workload": asdict(report.workload), **report.summary()} for report in reports]
         data = {"url": endpoint.url, "model": name, "runs": rows}
@@ -79,6 +95,20 @@ def _workload(concurrency: int, seed: int, load: dict[str, Any]) -> Workload:
         chat=load["chat"],
         seed=seed,
     )
+
+
+async def _run_traced(
+    endpoint: Endpoint, model: str | None, workloads: Sequence[Workload], *, wanted: bool
+) -> tuple[str, list[Report], dict[str, Any]]:
+    """Run all, with a trace of the server if it is wanted."""
+    if not wanted:
+        return *await _run_all(endpoint, model, workloads), {}
+    await endpoint.post("/engine/trace", {"on": True})
+    try:
+        name, reports = await _run_all(endpoint, model, workloads)
+    finally:
+        trace = await endpoint.post("/engine/trace", {"on": False})
+    return name, reports, trace
 
 
 async def _run_all(endpoint: Endpoint, model: str | None, workloads: Sequence[Workload]) -> tuple[str, list[Report]]:
@@ -125,6 +155,13 @@ def _print(model: str, url: str, reports: Sequence[Report]) -> None:
     console.print(table)
     for text in sorted({text for row in rows for text in row["errors"]}):
         console.print(f"failed: {text}", style="red", markup=False)
+
+
+def _print_trace(trace: dict[str, Any], path: Path) -> None:
+    sums = trace.get("otherData")
+    click.echo(f"trace of {len(trace['traceEvents']):,} events in {path}; open it in chrome://tracing or Perfetto")
+    if sums:
+        click.echo(f"the device was busy {sums['device_busy']:.1%} of the time over {sums['steps']:,} steps")
 
 
 def _milliseconds(values: dict[str, float] | None) -> str:

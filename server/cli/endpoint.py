@@ -45,6 +45,11 @@ class Endpoint:
         async with aclosing(self._exchange("GET", path, b"")) as pieces:
             return msgspec.json.decode(b"".join([piece async for piece in pieces]))
 
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON answer to a POST. Raises EndpointError."""
+        async with aclosing(self._exchange("POST", path, msgspec.json.encode(body))) as pieces:
+            return msgspec.json.decode(b"".join([piece async for piece in pieces]))
+
     async def first_model(self) -> str:
         """The name of the first model that the server lists. Raises EndpointError when there is none."""
         answer = await self.get("/v1/models")

@@ -1,12 +1,31 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from engine import LLM, SamplingParams
+from engine.testing.tokenizer import save_byte_tokenizer
 from engine.trace import MOST_SPANS, Span, Tracer, busy, chrome_trace
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 264,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "eos_token_id": 256,
+}
 
 
 def check_lanes(spans: Sequence[Span]) -> None:
@@ -103,6 +122,31 @@ def test_the_file_has_microseconds_and_names() -> None:
     assert (step["tid"], step["ts"]) == (2, pytest.approx(1e5))
     assert (text["pid"], text["args"]) == (2, {})
     assert chrome_trace({})["traceEvents"] == []
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_engine_tells_all_lanes_of_each_step(tmp_path: Path, overlap: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    save_byte_tokenizer(tmp_path)
+    overrides = [f"model.source=path:{tmp_path}", "model.loader=dummy", "device.threads=1", "kv_cache.pages=64"]
+    with LLM(overrides=[*overrides, "model.dtype=float32", f"scheduler.overlap={overlap}".lower()]) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        llm.engine.tracer.start()
+        traced = llm.generate(["one", "another"], params)
+        spans = llm.engine.tracer.stop()
+        assert [c.text for c in llm.generate(["one", "another"], params)] == [c.text for c in traced]
+    check_lanes(spans)
+    for step in range(1, 9):
+        names = [(s.lane, s.name) for s in spans if s.step == step]
+        assert len(names) == len(set(names))
+        assert set(names) == {
+            *(("engine", name) for name in ("schedule", "launch", "wait", "commit")),
+            ("runner", "pack"),
+            *(("device", name) for name in ("step", "forward", "sample")),
+        }
+    begun = {(s.name, s.step): s.began for s in spans}
+    for step in range(1, 8):  # the next step is launched before the result of this one is waited for, or after
+        assert (begun["launch", step + 1] < begun["wait", step]) is overlap
 
 
 def test_how_busy_the_device_was() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,29 @@ def test_bad_levels(levels: str) -> None:
     result = CliRunner().invoke(command, ["--concurrency", levels])
     assert result.exit_code == 2
     assert "whole numbers above 0" in result.output
+
+
+def test_a_trace_has_the_lanes_of_both_processes(serving: Any, tmp_path: Path) -> None:
+    keys = "server.api_keys=[{key: boss, scopes: [infer, admin]}, {key: guest}]"
+    live, out = serving(overrides=(keys,)), tmp_path / "trace.json"
+    spans = [["engine", "wait", 5.0, 5.9, 1], ["device", "step", 5.0, 5.4, 1], ["device", "step", 5.5, 6.0, 2]]
+
+    async def control(verb: str, on: bool) -> dict[str, Any]:
+        assert verb == "trace"
+        return {"on": True} if on else {"spans": spans}
+
+    live.core.control = control
+    load = ["--num-requests", "2", "--prompt-tokens", "10", "--max-tokens", "5"]
+    options = ["--url", live.base, *load, "--trace", str(out)]
+    result = CliRunner().invoke(command, [*options, "--api-key", "boss"])
+    assert result.exit_code == 0, result.output
+    assert "the device was busy 90.0% of the time over 2 steps" in result.output
+    found = json.loads(out.read_text())["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["ph"] == "M"}
+    named = Counter((lanes[e["pid"], 0], lanes[e["pid"], e["tid"]], e["name"]) for e in found if e["ph"] == "X")
+    assert named.pop(("HTTP", "http", "detokenize")) >= 2
+    assert named == {("engine core", "engine", "wait"): 1, ("engine core", "device", "step"): 2}
+    assert live.state.tracer.stop() == []
+    refused = CliRunner().invoke(command, [*options, "--api-key", "guest"])
+    assert isinstance(refused.exception, EndpointError)
+    assert "403" in str(refused.exception)
