@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 CORE_LIBRARIES = {"torch", "numpy", "pluggy", "pydantic", "pydantic_core", "yaml", "msgspec", "tokenizers", "jinja2"}
 CORE_LIBRARIES.add("triton")  # by modules that are imported only where a CUDA device was chosen
-KIT_LIBRARIES = CORE_LIBRARIES | {"pytest", "hypothesis", "transformers"}
+KIT_LIBRARIES = CORE_LIBRARIES | {"pytest", "hypothesis", "safetensors", "transformers"}
 """What the conformance kit may import beside."""
 
 

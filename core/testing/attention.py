@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.capabilities import Flag, KVKind, Mask, Needs
+from engine.capabilities import Flag, KVKind, Layout, Mask, Needs
 from engine.specs.attention import AttentionBackend, AttentionShape
 from engine.testing.attention_bench import Bench
 from engine.testing.attention_cases import COUNT, Case, cases
@@ -256,6 +256,19 @@ class AttentionConformance(OfferConformance):
             self.close(bench, a, b)
 
     @QUICK
+    @proves("layouts")
+    def test_the_layout_is_a_claimed_one(self) -> None:
+        """Named parts tell how a page is kept: `k` and `v`, `latent`, or a format of the backend's own."""
+        claimed = self.offer.capabilities.layouts
+        if not claimed:
+            pytest.skip(f"{self.offer.name} claims no layout")
+        shapes = [self.shape()]
+        if KVKind.MLA in self.offer.capabilities.kv_kinds and shapes[0].kind is KVKind.GQA:
+            shapes.append(mla(4, 576, 512, dtype=shapes[0].dtype))
+        found = {layout_of(self.bench(shape).backend) for shape in shapes}
+        assert found == claimed
+
+    @QUICK
     def test_chunked_equals_whole(self) -> None:
         """A prompt cut anywhere gives the rows of the prompt in one piece."""
         bench = self.bench(self.shape())
@@ -298,6 +311,12 @@ class AttentionConformance(OfferConformance):
             self.play(bench, [new or {"r0": 1}])
             if number % 3 == 2:
                 bench.drop(f"r{_draw(rng, range(6))}")
+
+
+def layout_of(backend: AttentionBackend) -> Layout:
+    """How the parts of a page are called says how it is kept."""
+    names = tuple(name for name, _ in backend.kv_layout().parts)
+    return {("k", "v"): Layout.SPLIT, ("latent",): Layout.LATENT}.get(names, Layout.PACKED)
 
 
 def _draw(rng: torch.Generator, choices: Any) -> int:

@@ -61,6 +61,10 @@ def check(wanted: Sequence[tuple[str, Owned[Any]]], timeout: float) -> list[Chec
 
 
 def _objection(owned: Owned[Any]) -> str:
+    """Why an offer can't be checked as it is: it can't run here, or an option must be given."""
+    needed = [name for name, field in owned.offer.options.model_fields.items() if field.is_required()]
+    if needed:
+        return f"its options {', '.join(needed)} have no default; set them in a test class of your own (`options`)"
     try:
         return owned.offer.available(device_of(owned.offer)) or ""
     except ResourceError as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,8 +30,24 @@ TINY: Final[Mapping[str, Any]] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    # of mixtures of experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    # of latent attention
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
 }
-"""Sizes that every decoder of transformers understands; a config ignores those that it doesn't."""
+"""Sizes of the usual fields; a model is given those that its config has."""
 
 
 class TensorWeights(WeightSource):
@@ -100,6 +118,20 @@ class PlainQuantization(Quantization):
         return PlainLinear(embedding, None)
 
 
+class CountingQuantization(PlainQuantization):
+    """Counts the layers that a model asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = 0
+
+    def linear(
+        self, source: WeightSource, names: Sequence[str], bias: Sequence[str] = (), device: torch.device | None = None
+    ) -> Linear:
+        self.layers += 1
+        return super().linear(source, names, bias, device)
+
+
 @cache
 def tiny_model(architecture: str) -> PreTrainedModel | None:
     """A random decoder of transformers in float32; None if transformers has no such class or can't make a small one."""
@@ -109,12 +141,21 @@ def tiny_model(architecture: str) -> PreTrainedModel | None:
     settings = getattr(found, "config_class", None)
     if found is None or settings is None:
         return None
+    usual = settings()
+    sizes = {name: size for name, size in TINY.items() if hasattr(usual, name)}
+    if "kv_lora_rank" in sizes:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]  # one latent row serves all
     torch.manual_seed(7)
-    model: PreTrainedModel = found(settings(**TINY, attn_implementation="eager")).float().eval()
+    model: PreTrainedModel = found(settings(**sizes, attn_implementation="eager")).float().eval()
     for name, tensor in model.named_parameters():
         if tensor.dim() == 1:  # norms of one and biases of zero would hide mistakes
             torch.nn.init.normal_(tensor, 1.0 if "norm" in name and "bias" not in name else 0.0, 0.2)
     return model
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder that transformers wrote, under the names that stand in its files."""
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
 def tiny_config(model: PreTrainedModel) -> dict[str, Any]:
@@ -122,4 +163,12 @@ def tiny_config(model: PreTrainedModel) -> dict[str, Any]:
     return model.config.to_dict() | {"architectures": [type(model).__name__], "dtype": "float32"}
 
 
-__all__ = ["TINY", "PlainQuantization", "TensorWeights", "tiny_config", "tiny_model"]
+__all__ = [
+    "TINY",
+    "CountingQuantization",
+    "PlainQuantization",
+    "TensorWeights",
+    "read_tensors",
+    "tiny_config",
+    "tiny_model",
+]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from engine.plugin import Offer
 from engine.specs.kv_connector import EventKind, KVConnector, KVSchema, Role, TransferEvent
+from engine.testing.wrapping import around, inner_offer
 
 PATIENCE: Final = 30.0
 """Seconds after which an event that has not come is a failure, unless the suite says otherwise."""
@@ -54,7 +55,8 @@ class EndSpec:
     def find(self) -> Offer[KVConnector]:
         """The offer, from its module."""
         offers: list[Offer[KVConnector]] = import_module(self.module).kv_connectors()
-        return next(offer for offer in offers if offer.name == self.offer)
+        offer = next(offer for offer in offers if offer.name == self.offer)
+        return around(offer, inner_offer("kv_connectors")) if offer.wraps else offer
 
 
 class End:

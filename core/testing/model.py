@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -23,11 +24,18 @@ import torch
 from torch import Tensor
 
 from engine.ops.reference import TorchOps
-from engine.plugin import Offer
+from engine.plugin import Flag, Needs, Offer
 from engine.specs.model import ANY_ARCHITECTURE, Forward, Model, ModelOffer, ModelProfile
 from engine.specs.quantization import Quantization
 from engine.specs.weight_loader import WeightSource
-from engine.testing.checkpoints import PlainQuantization, TensorWeights, tiny_config, tiny_model
+from engine.testing.checkpoints import (
+    CountingQuantization,
+    PlainQuantization,
+    TensorWeights,
+    read_tensors,
+    tiny_config,
+    tiny_model,
+)
 from engine.testing.claims import proves
 from engine.testing.offer import OfferConformance
 
@@ -136,12 +144,12 @@ class ModelConformance(OfferConformance):
         return next((model for name in wanted if (model := tiny_model(name)) is not None), None)
 
     @pytest.fixture
-    def checkpoint(self, original: PreTrainedModel | None) -> Checkpoint:
-        """Its config and weights; skips what transformers doesn't know."""
+    def checkpoint(self, original: PreTrainedModel | None, tiny_checkpoint: Callable[[str], Path]) -> Checkpoint:
+        """Its config and weights under the names of its files; skips what transformers doesn't know."""
         if original is None:
             names = ", ".join(sorted(self.offer.architectures))
             pytest.skip(f"transformers can't make a small model of {names}; override `checkpoint` in a test class")
-        return tiny_config(original), TensorWeights(original.state_dict())
+        return tiny_config(original), TensorWeights(read_tensors(tiny_checkpoint(type(original).__name__)))
 
     @pytest.fixture
     def built(self, checkpoint: Checkpoint) -> Model:
@@ -166,9 +174,11 @@ class ModelConformance(OfferConformance):
         )
         assert found.stdout.split() == [str(self.offer.profile(checkpoint[0]).layers), "False"]
 
+    @proves("contract", "kv_kinds")
     def test_profile_is_consistent(self, built: Model) -> None:
-        """What the KV pool and the attention backend are sized by."""
-        profile = built.profile
+        """What the KV pool and the attention backend are sized by; its KV kind is one that the offer claims."""
+        profile, kinds = built.profile, self.offer.capabilities.kv_kinds
+        assert not kinds or profile.kv_kind in kinds
         assert len(profile.windows) == profile.layers
         assert profile.heads % profile.kv_heads == 0
         assert profile.parameters > 0
@@ -217,8 +227,19 @@ class ModelConformance(OfferConformance):
         for chunk in (1, 5):
             torch.testing.assert_close(run(built, texts[:1], chunk)[0], whole, rtol=0, atol=1e-4)
 
+    @proves("flags:linears")
+    def test_layers_come_from_the_quantization(self, checkpoint: Checkpoint) -> None:
+        """Every product of a layer goes through a linear layer that the quantization made."""
+        self.require(Needs(flags=frozenset({Flag.LINEARS})))
+        made = CountingQuantization()
+        linears: Any = Offer(name="counting", summary="counts", build=lambda options, **context: made)
+        model = build_model(self.offer, linears, *checkpoint)
+        assert made.layers >= 2 * model.profile.layers, f"only {made.layers} layers were asked for"
+
+    @proves("flags:hidden_states")
     def test_taps_show_every_layer(self, built: Model, texts: list[list[int]]) -> None:
         """The state that enters each layer, and the one before the final norm."""
+        self.require(Needs(flags=frozenset({Flag.HIDDEN_STATES})))
         step = DenseForward(built.profile, [len(texts[0])])
         with torch.inference_mode():
             built.forward(torch.tensor(texts[0]), torch.arange(len(texts[0])), step)

@@ -38,7 +38,7 @@ class FaultyAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> Plan:
         striking = tuple(fault for fault, trigger in self._script if trigger.fires())
-        return Plan(self._inner.plan(batch), striking, int(batch.query_lens_host[0]))
+        return Plan(self._inner.plan(batch), striking, int(batch.query_lens_host[:1].sum()))
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
         out = self._inner.forward(layer, q, k, v, kv, plan.inner)
