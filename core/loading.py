@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
 from enum import EnumType
 from pathlib import Path
@@ -13,14 +15,13 @@ from typing import Any, Final
 
 import pluggy
 
-from engine import capabilities, deadline
+from engine import capabilities, deadline, soundness
 from engine.capabilities import Capabilities
-from engine.config.shadows import shadowed
 from engine.deadline import within
-from engine.deprecation import Ending, collected, ending
-from engine.discovery import Entry, State, nearest
+from engine.deprecation import collected
+from engine.discovery import Entry, State
 from engine.hooks import PROJECT
-from engine.plugin import Offer, Options, WrapperOptions
+from engine.plugin import Offer
 from engine.specs import POINTS
 
 _POINTS: Mapping[str, ModuleType] = {point.HOOK: point for point in POINTS}
@@ -42,7 +43,8 @@ class Loader:
         """Import one entry point and collect its offers, each with the hook it came from; none if it is broken."""
         plugin: object | None = None
         try:
-            with collected() as endings:
+            # What a plugin prints is no part of our output, which may be JSON.
+            with redirect_stdout(sys.stderr), collected() as endings:
                 plugin = self._fresh(entry)
                 self._manager.register(plugin, name=entry.name)
                 self._manager.check_pending()  # or else a misspelt hook would pass unseen
@@ -67,53 +69,21 @@ class Loader:
         for caller in callers:
             (implementation,) = (i for i in caller.get_hookimpls() if i.plugin is plugin)
             offers: Any = implementation.function()
+            if not isinstance(offers, Iterable):
+                raise TypeError(f"{caller.name} returned {type(offers).__name__}, expected a list of offers")
             names: set[str] = set()
             for offer in offers:
-                _check(_POINTS[caller.name], offer)
+                soundness.require_sound(_POINTS[caller.name], offer)
                 if offer.name in names:
                     raise ValueError(f"{caller.name} offers the name {offer.name!r} twice; rename one of the two")
                 names.add(offer.name)
                 yield caller.name, offer
 
 
-def _check(point: ModuleType, offer: Any) -> None:
-    """Raise TypeError or ValueError when what a hook returned is no sound offer."""
-    wanted: type[Offer[Any]] = getattr(point, "OFFER", Offer)
-    if not isinstance(offer, wanted):
-        raise TypeError(f"{point.HOOK} returned {type(offer).__name__}, expected {wanted.__name__}")
-    if not isinstance(offer.name, str) or not offer.name or offer.name == "auto":
-        raise ValueError(f"{point.HOOK} offers the name {offer.name!r}, expected a non-empty text other than 'auto'")
-    _check_api(point, offer)
-    if not (isinstance(offer.options, type) and issubclass(offer.options, Options)):
-        raise TypeError(f"the options of {offer.name!r} must be a subclass of engine.plugin.Options")
-    if offer.wraps and not issubclass(offer.options, WrapperOptions):
-        raise TypeError(f"{offer.name!r} wraps, so its options must be a subclass of engine.plugin.WrapperOptions")
-    if problem := shadowed(point.HOOK, offer.options):
-        raise ValueError(f"the options of {offer.name!r} have a field {problem}; rename it")
-    if not callable(offer.build):
-        raise TypeError(f"the build of {offer.name!r} can't be called")
-    if not isinstance(offer.capabilities, Capabilities):
-        raise TypeError(f"the capabilities of {offer.name!r} must be an engine.plugin.Capabilities")
-    if unknown := offer.requires.keys() - _POINTS:
-        name = sorted(unknown)[0]
-        raise ValueError(f"{offer.name!r} requires something of {name!r}, no extension point{nearest(name, _POINTS)}")
-
-
-def _check_api(point: ModuleType, offer: Offer[Any]) -> None:
-    """Raise ValueError for a number of the extension point that isn't spoken; warn of one that will end."""
-    older: Mapping[int, Ending] = getattr(point, "ENDING", {})
-    if old := older.get(offer.api):
-        ending(old.what, ends=old.ends, instead=old.instead)
-    elif offer.api != point.API:
-        raise ValueError(
-            f"{offer.name!r} is written for version {offer.api} of {point.HOOK}, this engine speaks {point.API}"
-        )
-
-
 def _reason(error: BaseException) -> str:
     """The error in one line, with the place that raised it when that lies in the plugin."""
     text = " ".join(f"{type(error).__name__}: {error}{_vocabulary(error)}".split())
-    ours = {__file__, deadline.__file__, threading.__file__}
+    ours = {__file__, deadline.__file__, soundness.__file__, threading.__file__}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
     own = [f for f in frames if "importlib" not in f.filename and "pluggy" not in f.filename]
     return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text

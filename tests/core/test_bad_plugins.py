@@ -10,6 +10,7 @@ from typing import Any
 
 import pluggy
 import pytest
+from pydantic import ConfigDict
 
 from engine import discovery, hooks
 from engine.capabilities import Capabilities, Flag, Layout, Needs
@@ -21,6 +22,7 @@ from engine.hooks import hookimpl
 from engine.plugin import Offer, Options
 from engine.registry import BrokenPlugin, Registry
 from engine.specs import kv_cache
+from engine.specs.model import ModelOffer
 
 
 def offer(name: str = "tiered", **more: Any) -> Offer[Any]:
@@ -39,7 +41,7 @@ def complaint(declare: Callable[[], Any], hook: str = "kv_caches", seconds: floa
     """What somebody reads who names the component of a plugin that is broken."""
     registry = Registry([entry(lambda: plugin(declare, hook))], seconds)
     with pytest.raises(BrokenPlugin) as caught:
-        registry.get("kv_caches", "tiered")
+        registry.get(hook, "tiered")
     said = str(caught.value)
     assert "the plugin 'acme.tiered' of acme 1.0 is broken: " in said
     assert said.endswith("; upgrade acme, or uninstall it")
@@ -99,6 +101,69 @@ def test_what_is_of_the_vocabulary_is_taken() -> None:
     )
     registry = Registry([entry(lambda: plugin(lambda: [offer(capabilities=every)]))])
     assert registry.get("kv_caches", "tiered").offer.capabilities is every
+
+
+# other fields of an offer
+
+
+class Open(Options):
+    """Takes any key, so that a typing error in the YAML would pass unseen."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"rank": "high"}, "the rank of 'tiered' is 'high', expected a whole number"),
+        ({"rank": True}, "the rank of 'tiered' is True, expected a whole number"),
+        ({"available": "yes"}, "the available of 'tiered' is 'yes', expected a function of the device"),
+        ({"wraps": None}, "the wraps of 'tiered' is None, expected True or False"),
+        ({"efficiency": {"cpu": 0}}, "expected shares above 0 and up to 1 for devices among cpu, cuda"),
+        ({"efficiency": {"tpu": 0.5}}, "expected shares above 0 and up to 1 for devices among cpu, cuda"),
+        ({"efficiency": {"cpu": 1.5}}, "expected shares above 0 and up to 1 for devices among cpu, cuda"),
+        ({"requires": {"kv_caches": 3}}, "expected extension points' hooks with an engine.plugin.Needs each"),
+        ({"requires": {"kv_caches": Needs(dtype="bf16")}}, "requires of kv_caches has the dtype 'bf16', which is not"),
+        (
+            {"requires": {"kv_caches": Needs(flags=frozenset({"graph_safe"}))}},
+            "expected a frozenset of engine.plugin.F",
+        ),
+        ({"options": Open}, "the options of 'tiered' must refuse unknown keys (extra='forbid'), as Options does"),
+    ],
+)
+def test_a_field_of_another_type(declared: Mapping[str, Any], said: str) -> None:
+    assert said in complaint(lambda: [offer(**declared)])
+
+
+@pytest.mark.parametrize("summary", [None, "two\nlines", "\x1b[31mred"])
+def test_a_summary_that_is_no_line_of_text(summary: Any) -> None:
+    bad: Offer[Any] = Offer(name="tiered", summary=summary, build=lambda options: None)
+    assert "expected a text of one line" in complaint(lambda: [bad])
+
+
+def test_a_field_that_one_extension_point_has() -> None:
+    bad = ModelOffer(name="m", summary="", build=lambda **context: None, architectures="Llama", profile=dict)  # type: ignore[arg-type]
+    said = complaint(lambda: [bad], "models")
+    assert "the architectures of 'm' is 'Llama', expected a frozenset of names" in said
+    assert ".py:" not in said, "the line that refuses is not the plugin's"
+
+
+def test_a_hook_that_returns_no_list() -> None:
+    assert "kv_caches returned Offer, expected a list of offers" in complaint(offer)
+
+
+def test_what_a_plugin_prints_is_no_part_of_our_output(capsys: pytest.CaptureFixture[str]) -> None:
+    def declare() -> list[Offer[Any]]:
+        print("hello from the hook")
+        return [offer()]
+
+    def load() -> object:
+        print("hello from the import")
+        return plugin(declare)
+
+    Registry([entry(load)]).load()
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "hello from the import\nhello from the hook\n")
 
 
 # names

@@ -117,6 +117,7 @@ class Plain(Options):
         ("kv_caches", offer("x", options=Plain()), "must be a subclass of engine.plugin.Options"),
         ("models", offer("x"), "returned Offer, expected ModelOffer"),
         ("kv_caches", Offer(name="x", summary="", build=None), "the build of 'x' can't be called"),  # type: ignore[arg-type]
+        ("kv_caches", offer("a\x1b[2J"), "offers the name 'a\\x1b[2J'"),
     ],
 )
 def test_a_malformed_declaration_is_broken(hook: str, declared: object, complaint: str) -> None:
