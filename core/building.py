@@ -53,7 +53,7 @@ def built(source: Source, build: Callable[[], T], seconds: float = BUILD_SECONDS
         raise
     except Overdue as error:
         raise source.blamed(f"{error} from build (plugins.build_seconds)") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise source.blamed(f"can't be built: {type(error).__name__}: {error}") from error
     expected: Any = _CLASSES[source.point]
     if not isinstance(made, expected):

@@ -36,7 +36,7 @@ def blame(build: Callable[[], Any], seconds: float = 60.0, point: str = "observe
     return said
 
 
-def failing(error: Exception) -> Callable[[], Any]:
+def failing(error: BaseException) -> Callable[[], Any]:
     def build() -> Any:
         raise error
 
@@ -50,6 +50,10 @@ def test_what_is_built_is_handed_on() -> None:
 
 def test_a_build_that_raises() -> None:
     assert "can't be built: RuntimeError: no such port; " in blame(failing(RuntimeError("no such port")))
+
+
+def test_a_build_that_ends_the_process() -> None:
+    assert "can't be built: SystemExit: 3; " in blame(failing(SystemExit(3)))
 
 
 def test_a_build_that_names_the_remedy_itself_is_believed() -> None:
