@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from engine.building import BUILD_SECONDS, Source, built
 from engine.capabilities import Needs, unmet
 from engine.config.components import Named, located, validated_options, wrapped
 from engine.config.origins import Key, Origins, dotted
+from engine.deadline import within
 from engine.device import DeviceProfile
 from engine.errors import CompositionError, PluginError
 from engine.fit import Placed, clashes
@@ -21,6 +22,9 @@ from engine.plugin import Offer, Options
 from engine.registry import Owned, Registry, noun
 
 T = TypeVar("T")
+
+ANSWER_SECONDS: Final = 30.0
+"""How long `Offer.available` may take. It is meant to take milliseconds."""
 
 Judge = Callable[[Offer[Any], Options], Sequence[str]]
 """Further reasons why an offer does not fit, beside capabilities and availability."""
@@ -237,7 +241,9 @@ def objections(offer: Offer[Any], device: DeviceProfile, needs: Needs) -> list[s
     """Why an offer can't be used on a device for `needs`; empty when it can."""
     reasons = unmet(offer.capabilities, needs)
     try:
-        objection = offer.available(device)
+        objection = within(ANSWER_SECONDS, lambda: offer.available(device))
+        if not isinstance(objection, str | None):
+            objection = f"asking it gave {objection!r}, expected None or the reason against it"
     except Exception as error:  # as above
         objection = _failure(error)
     return [*reasons, objection] if objection else reasons

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine import selection
 from engine.capabilities import Capabilities, Flag, Needs
 from engine.config.components import named
 from engine.config.load import load_config
@@ -115,6 +117,20 @@ class Sized(Options):
     """Options, one of them required."""
 
     size: int
+
+
+def test_a_candidate_that_never_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(selection, "ANSWER_SECONDS", 0.05)
+    choice = select({"executors": [part("odd", rank=9, available=lambda device: over.wait()), part("plain")]})
+    over.set()
+    assert choice["executors"].name == "plain"
+    assert "Overdue: did not come back within 0.05 s" in choice["executors"].refused[0].reasons[0]
+
+
+def test_a_candidate_that_answers_nonsense_is_refused() -> None:
+    choice = select({"executors": [part("odd", rank=9, available=lambda device: True), part("plain")]})["executors"]
+    assert choice.refused[0].reasons == ("asking it gave True, expected None or the reason against it",)
 
 
 def test_auto_passes_over_a_component_with_required_options() -> None:
