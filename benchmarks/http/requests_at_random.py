@@ -38,21 +38,21 @@ VALUES: dict[str, list[Any]] = {
     "input": ["hi", "", [TURNS[1]], [TURNS[1], *TURNS[7:9]], TURNS],
     "prompt": ["hi", "", ["a", "b"], [1, 2, 3], [[1], [2, 3]], [], [[]], "a" * 20000],
     "tokens": [[], [1, 2], [-1], [10**12], list(range(300))],
-    "max_tokens": [0, 1, 3, -1, 10**9],
+    "max_tokens": [3, 0, 1, -1, 10**9],
     "max_completion_tokens": [1, 4, 0],
     "max_output_tokens": [1, 4, 16, 0],
     "min_tokens": [0, 2, 10**6],
     "temperature": [0, 0.7, 2, 5, -1, 1e308],
-    "top_p": [0, 0.5, 1, 1.1],
-    "top_k": [-1, 0, 1, 40, 10**9],
+    "top_p": [0.5, 0, 1, 1.1],
+    "top_k": [40, -1, 0, 1, 40, 10**9],
     "min_p": [0, 0.1, 1, 2],
     "repetition_penalty": [1, 0, 1.3, 1e-9],
     "presence_penalty": [0, 2, -3],
     "n": [1, 2, 4, 0, 10**6],
     "best_of": [1, 3],
-    "logprobs": [True, False, 0, 3, 21, -1],
+    "logprobs": [True, 0, False, 3, 21, -1],
     "top_logprobs": [0, 2, 20, 21],
-    "prompt_logprobs": [0, 2, 100],
+    "prompt_logprobs": [None, 0, 2, 100],
     "stop": ["a", ["a", "b"], [""], ["x" * 5000], ["s"] * 100],
     "stop_sequences": [["a"], [""], ["x"] * 99],
     "stop_token_ids": [[1], [-5], [10**9]],
@@ -60,9 +60,9 @@ VALUES: dict[str, list[Any]] = {
     "allowed_token_ids": [[5, 6], [], [10**9]],
     "bad_words": [["the"], [""], ["a"] * 200],
     "seed": [1, -1, 2**63, 10**30],
-    "stream_options": [{"include_usage": True}, {"continuous_usage_stats": True}, {}],
+    "stream_options": [None, {"include_usage": True}, {"continuous_usage_stats": True}, {}],
     "tools": [[TOOL], [TOOL, TOOL], [FUNCTION], [{"type": "function", **FUNCTION}], [TOOL_OF_MESSAGES]],
-    "tool_choice": ["auto", "none", "required", FORCED, {"type": "any"}, {"type": "tool", "name": "f"}],
+    "tool_choice": [None, "auto", "none", "required", FORCED, {"type": "any"}, {"type": "tool", "name": "f"}],
     "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": FORM}, {"type": "text"}],
     "structured_outputs": [
         *({"regex": "[ab]{3}"}, {"regex": "("}, {"choice": ["a", "b"]}, {"choice": []}, {"json": SCHEMA}),
@@ -73,12 +73,12 @@ VALUES: dict[str, list[Any]] = {
     "guided_grammar": ["start: \"a\"", "?"],
     "text": [{"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, {"format": {"type": "text"}}],
     "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}],
-    "kv_transfer_params": [{"do_remote_decode": True}, {"do_remote_prefill": True}, {"x": 10**30}],
+    "kv_transfer_params": [{}, {"do_remote_decode": True}, {"do_remote_prefill": True}, {"x": 10**30}],
     "truncate_prompt_tokens": [1, -1, 0, 10**9],
     "priority": [0, -5, 10**12],
     "cache_salt": ["a", "\0", "é" * 500],
     "model": [None, "", "gpt-4"],
-    "previous_response_id": ["resp_x", ""],
+    "previous_response_id": [None, "resp_x", ""],
     "system": ["s", [{"type": "text", "text": "s"}]],
     "thinking": [{"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}],
     "include": [["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
@@ -86,11 +86,11 @@ VALUES: dict[str, list[Any]] = {
     "request_id": ["x", ""],
     "chat_template_kwargs": [{"enable_thinking": False}, {"messages": []}, {"x": [1]}],
     "documents": [[{"title": "t", "text": "x"}]],
-    "suffix": ["end", ""],
+    "suffix": ["", "end"],
     "metadata": [{"a": "b"}],
     "reasoning": [{"effort": "low"}],
 }  # fmt: skip
-"""Plausible and slightly wrong values by the name of a field."""
+"""Values by the name of a field: the first is right nearly everywhere, the others may be wrong."""
 
 FLAGS = [True, False, True, False, None]
 DEEP: Any = None
@@ -111,7 +111,7 @@ NEEDED = {
 }
 BOUND = {"/v1/responses": "max_output_tokens"}
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-ADMIN = ("/engine/drain", "/engine/abort", "/engine/log-level")
+ADMIN = tuple(path for path in BODIES if path.startswith("/engine/"))
 VIEWS = (
     *("/v1/models", "/v1/models/x%2Fy", "/v1/models/%00", "/version", "/health", "/health/live", "/health/ready"),
     *("/health/startup", "/load", "/metrics", "/requests/x", "/requests/%ff", "/v1/responses/resp_x", "/openapi.json"),
@@ -151,10 +151,15 @@ def grown(path: str, chance: random.Random) -> dict[str, Any]:
     """A body of the route's own fields: those it needs, and some more."""
     fields = BODIES[path].__struct_fields__
     more = chance.sample(fields, min(len(fields), chance.choice((0, 0, 1, 1, 2, 3, 6))))
-    body = {name: copy.deepcopy(chance.choice(VALUES.get(name, FLAGS))) for name in (*NEEDED.get(path, ()), *more)}
+    body = {name: copy.deepcopy(_value(name, chance)) for name in (*NEEDED.get(path, ()), *more)}
     if path in GENERATING:
         body.setdefault(BOUND.get(path, "max_tokens"), chance.randint(1, 5))
     return body
+
+
+def _value(name: str, chance: random.Random) -> Any:
+    pool = VALUES.get(name, FLAGS)
+    return pool[0] if chance.random() < 0.6 else chance.choice(pool)
 
 
 def places(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
