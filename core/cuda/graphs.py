@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -26,7 +26,7 @@ class Graphs(Generic[Out]):
         pool: memory of the graphs; those that never run at once may share it.
     """
 
-    def __init__(self, step: Callable[[int], Out], sizes: list[int], pool: tuple[int, int]) -> None:
+    def __init__(self, step: Callable[[int], Out], sizes: list[int], pool: Any) -> None:
         self._step, self._pool = step, pool
         self._missing = list(sizes)  # the largest is captured first: the others then fit into its memory
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Out]] = {}

@@ -117,7 +117,7 @@ class StepInputs:
         record[: padded * ROW] = np.array(lines, dtype=np.int32).ravel()
         self.packed[:at].copy_(staged[:at], non_blocking=True)
         if self._on_cuda:
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
             self._copied[self._next] = copied
         self._next = (self._next + 1) % IN_FLIGHT

@@ -4,6 +4,8 @@ The record holds a row per request, then the pages that the device doesn't know 
 host knows. Tokens sampled in the step before are read from where the sampler left them.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+
 from __future__ import annotations
 
 from typing import Final
@@ -36,7 +38,7 @@ def prepare(
     block_row,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Fill in one request; program (request).
 
     packed int32 (see `ROW`); last_tokens int32 [slots]; tables int32 [slots, table_row]; tokens, positions,

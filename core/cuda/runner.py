@@ -72,7 +72,7 @@ class CudaRunner(Runner):
         slots, max_pages = self._tables.shape
         self._on_cuda = self.device.type == "cuda"
         if self._on_cuda:
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             torch.cuda.set_stream(stream)  # of this thread, which is the runner's
         max_rows = max(slots, SPREAD[-1])
@@ -171,7 +171,7 @@ class CudaRunner(Runner):
 
     @staticmethod
     def _is_back(sampled: Sampled) -> bool:
-        return sampled.read is not None or sampled.arrived is None or bool(sampled.arrived.query())
+        return sampled.read is not None or sampled.arrived is None or bool(sampled.arrived.query())  # type: ignore[no-untyped-call]
 
     # The way without the host
 
@@ -185,7 +185,7 @@ class CudaRunner(Runner):
         out.copy_(self._sampled[: rows[-1] + 1], non_blocking=True)
         arrived = None
         if self._on_cuda:
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         places = [(e.slot, self._generation[e.slot], e.start + e.count if e.samples else -1) for e in entries]
         sampled = Sampled(arrived, out, rows, places)

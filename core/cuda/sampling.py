@@ -5,6 +5,8 @@ of the two sampled it, up to rounding where two cumulative sums meet. Instead of
 are found by bisection over the bits of the logits; ties at a limit are kept in order of token id.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+
 from __future__ import annotations
 
 from typing import Final
@@ -24,7 +26,7 @@ UNSAMPLED: Final = -2
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def _peaks(logits, vocab, peaks, places, chunks, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _peaks(logits, vocab, peaks, places, chunks, CHUNK: tl.constexpr):
     """Maximum and first place of it in one chunk; program (row, chunk). The maximum is NaN if anything isn't finite."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -38,14 +40,14 @@ def _peaks(logits, vocab, peaks, places, chunks, CHUNK: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _key(x):  # type: ignore[no-untyped-def]
+def _key(x):
     """Integers in the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @triton.jit
-def _measure(at, vocab, peak, temperature, least, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _measure(at, vocab, peak, temperature, least, WIDTH: tl.constexpr):
     """How many logits have a key of at least `least`, and the sum of their weights."""
     count = 0
     mass = tl.zeros([], tl.float64)
@@ -70,7 +72,7 @@ def _choose(
     sampled,
     CHUNKS: tl.constexpr,
     WIDTH: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One token for one row; program (row). `packed` is the record of `engine.cuda.prepare`."""
     r = tl.program_id(0)
     row = packed + r * 16
@@ -96,7 +98,7 @@ def _choose(
 
 
 @triton.jit
-def _draw(at, vocab, row, peak, temperature, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _draw(at, vocab, row, peak, temperature, WIDTH: tl.constexpr):
     """Narrow the distribution, then invert its cumulative sum at the row's uniform number."""
     temperature = tl.maximum(temperature, 1.1754943508222875e-38)
     top_k = tl.load(row + 10)
@@ -165,7 +167,7 @@ def _draw(at, vocab, row, peak, temperature, WIDTH: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def _weight(key, peak, temperature):  # type: ignore[no-untyped-def]
+def _weight(key, peak, temperature):
     """The weight of the logit with a key, 0 for the key below all."""
     bits = key.to(tl.int32)
     x = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)

@@ -5,6 +5,8 @@ and `wait(EARLY)` before it touches anything that the kernels ahead write or rea
 what does not change: weights, tables. Every program of such a kernel must wait, or the order would not carry over.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+
 from __future__ import annotations
 
 from typing import Final
@@ -19,21 +21,21 @@ EARLY: Final = torch.cuda.is_available() and torch.cuda.get_device_capability() 
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+def begin(EARLY: tl.constexpr):
     """Let the next kernel begin when all programs of this one are on the chip."""
     if EARLY:
         cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait(EARLY: tl.constexpr):
     """Until the kernels ahead have ended and their results can be seen."""
     if EARLY:
         cuda.gdc_wait()
 
 
 @triton.jit
-def fetch(at):  # type: ignore[no-untyped-def]
+def fetch(at):
     """Ask for the cache lines at a tile of valid addresses to come into the L2; waits for nothing."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1

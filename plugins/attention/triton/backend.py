@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import triton
+import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from engine.ops.dependent import EARLY

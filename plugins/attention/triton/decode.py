@@ -5,15 +5,14 @@ only the host knows: a captured CUDA graph stays right while the requests grow. 
 last part merges the parts, in order, so the result does not depend on which one that was.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from engine.ops.dependent import begin, wait
-
-MERGED = tl.constexpr(4)
-"""Parts that are merged in one round: their loads don't wait for each other."""
 
 ITEM = 5
 """Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
@@ -29,7 +28,7 @@ def list_work(
     wanted,
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Cut every request into parts of one common length, about `wanted` parts in all; one program.
 
     seq_lens int32 [requests]; items int32 [capacity, ITEM]; window 0 for none. `capacity` must be at least
@@ -98,12 +97,12 @@ def decode(
     STAGES: tl.constexpr,
     STORE: tl.constexpr,
     EARLY: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One item of the work list for one KV head: program (item, KV head).
 
     With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
-    in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32 [items, heads, 2]
-    (maximum and sum), counters int32 [requests, KV heads], zero before and after.
+    in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32
+    [items, heads, 2] (maximum and sum), counters int32 [requests, KV heads], zero before and after.
     """
     begin(EARLY)
     item = tl.program_id(0)
@@ -187,24 +186,19 @@ def decode(
             best = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, V_PAD], tl.float32)
-            for merged in range(0, count, MERGED):
-                i = merged + tl.arange(0, MERGED)
-                here = (i[:, None] < count) & is_row[None, :]
-                place = ((first + i)[:, None] * KV_HEADS * GROUP + heads[None, :]).to(tl.int64)
-                others = tl.load(partial_stats + place * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
-                sums = tl.load(partial_stats + place * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
+            for i in range(first, first + count):
+                place = (i * KV_HEADS * GROUP + heads).to(tl.int64)
+                other = tl.load(partial_stats + place * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+                sums = tl.load(partial_stats + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
                 outs = tl.load(
-                    partial_out + place[:, :, None] * V_DIM + dv[None, None, :],
-                    mask=here[:, :, None] & (dv[None, None, :] < V_DIM),
-                    other=0.0,
-                    cache_modifier=".cg",
+                    partial_out + place[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg"
                 )
-                peak = tl.maximum(best, tl.max(others, 0))
+                peak = tl.maximum(best, other)
                 safe = tl.where(peak == float("-inf"), 0.0, peak)
                 mine = tl.exp2(best - safe)
-                theirs = tl.exp2(others - safe[None, :])
-                total = total * mine + tl.sum(sums * theirs, 0)
-                acc = acc * mine[:, None] + tl.sum(outs * theirs[:, :, None], 0)
+                theirs = tl.exp2(other - safe)
+                total = total * mine + sums * theirs
+                acc = acc * mine[:, None] + outs * theirs[:, None]
                 best = peak
             tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
 

@@ -4,6 +4,8 @@ The weight's rows are the tall side of the tensor cores' product. Where there ar
 over k is split, and the program that ends last adds the parts in order.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -49,7 +51,7 @@ def narrow(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Program (tile of weight rows, part of k).
 
     x [m, k] with rows x_row apart, weight [n, k] dense, bias [n], y [m, n] dense, M >= m a power of two;
