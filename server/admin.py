@@ -162,7 +162,7 @@ def _ready(state: ServerState) -> Ready:
     return state.client.ready
 
 
-async def _ask(state: ServerState, verb: str, **arguments: str | bool) -> dict[str, object]:
+async def _ask(state: ServerState, verb: str, **arguments: str | bool) -> dict[str, Any]:
     """The core's answer. It is not asked before it is ready, since loading can't listen."""
     _ready(state)
     try:
