@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from engine.hooks import PROJECT
@@ -15,10 +16,12 @@ from engine.hooks import PROJECT
 def content_hash(distribution: metadata.Distribution) -> str:
     """One digest over the names and bytes of the distribution's files, byte code and installer's notes left out.
 
-    Files are those of its RECORD. An editable install has none of interest there: its plugins' packages are read where
-    they lie.
+    Files are those of its RECORD, and whatever Python would find in their stead or beside them: a package of the same
+    name that stands earlier on the path, a module that was added later. An editable install has nothing of interest in
+    its RECORD: its plugins' packages are read where they lie.
     """
-    files = _recorded(distribution) or _found(distribution)
+    recorded = _recorded(distribution)
+    files = recorded | _found(distribution, recorded)
     whole = hashlib.sha256((distribution.read_text("entry_points.txt") or "").encode())
     for name in sorted(files):
         content = files[name].read_bytes() if files[name].is_file() else b""
@@ -34,21 +37,29 @@ def _recorded(distribution: metadata.Distribution) -> dict[str, Path]:
     return {
         str(file): Path(str(file.locate()))
         for file in distribution.files or ()
-        if ".." not in file.parts and file.suffix != ".pyc" and not file.parts[0].endswith(".dist-info")
+        if not {"..", "__pycache__"} & set(file.parts) and not file.parts[0].endswith(".dist-info")
     }
 
 
-def _found(distribution: metadata.Distribution) -> dict[str, Path]:
-    """Name -> place of every file in the packages that lead to the distribution's entry points."""
+def _found(distribution: metadata.Distribution, recorded: Collection[str]) -> dict[str, Path]:
+    """Name -> place of every file in the packages that lead to the distribution's entry points, or are recorded.
+
+    Where there is a record, a file that it lacks counts only if Python could import it: plugins may write others.
+    """
+    modules = {point.module for point in distribution.entry_points.select(group=PROJECT)}
+    modules |= {Path(name).parts[0].partition(".")[0] for name in recorded if name.endswith(".py")}
     files: dict[str, Path] = {}
-    for point in distribution.entry_points.select(group=PROJECT):
-        for name, place in _places(point.module):
-            if place.is_file():
-                files[f"{name}.py"] = place
-            else:
-                inside = (path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-                files |= {f"{name}/{path.relative_to(place)}": path for path in inside}
-    return files
+    for name, place in (found for module in sorted(modules) for found in _places(module)):
+        if place.is_file():
+            files[f"{name}.py"] = place
+        else:
+            inside = (path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+            files |= {f"{name}/{path.relative_to(place)}": path for path in inside}
+    return {name: place for name, place in files.items() if not recorded or name in recorded or _importable(name)}
+
+
+def _importable(name: str) -> bool:
+    return name.endswith(tuple(all_suffixes()))
 
 
 def _places(module: str) -> Iterator[tuple[str, Path]]:

@@ -82,6 +82,33 @@ def test_a_file_that_is_gone_is_another_hash(install: Install) -> None:
     assert content_hash(metadata.distribution("alpha")) != before
 
 
+@pytest.mark.parametrize("file", ["alpha/deeper/part/__init__.py", "alpha/deeper/part.abi3.so", "alpha/new.py"])
+def test_a_module_that_was_added_later_is_another_hash(install: Install, file: str) -> None:
+    site = install("alpha")
+    before = content_hash(metadata.distribution("alpha"))
+    (site / file).parent.mkdir(exist_ok=True)
+    (site / file).write_text("x = 2\n")  # a package or an extension is imported before the module of its name
+    assert content_hash(metadata.distribution("alpha")) != before
+
+
+def test_what_a_plugin_writes_beside_its_modules_does_not_count(install: Install) -> None:
+    site = install("alpha")
+    before = content_hash(metadata.distribution("alpha"))
+    (site / "alpha" / "tuned.json").write_text("{}")
+    assert content_hash(metadata.distribution("alpha")) == before
+
+
+def test_a_package_of_the_same_name_earlier_on_the_path_is_another_hash(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("alpha")
+    before = content_hash(metadata.distribution("alpha"))
+    (tmp_path / "other" / "alpha").mkdir(parents=True)
+    (tmp_path / "other" / "alpha" / "__init__.py").write_text("x = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    assert content_hash(metadata.distribution("alpha")) != before
+
+
 @pytest.mark.parametrize("file", ["alpha/__pycache__/__init__.cpython-311.pyc", "alpha-1.0.dist-info/INSTALLER"])
 def test_byte_code_and_notes_of_the_installer_do_not_count(install: Install, file: str) -> None:
     site = install("alpha")
