@@ -25,7 +25,8 @@ COMMANDS = (
 
 def main() -> int:
     """Start, wait, end; returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for each in (signal.SIGINT, signal.SIGTERM):  # the first may be ignored where this runs in the background
+        signal.signal(each, signal.default_int_handler)
     processes = [subprocess.Popen(command, start_new_session=True) for command in COMMANDS]
     try:
         while all(process.poll() is None for process in processes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,11 +93,28 @@ def test_a_role_needs_a_connector() -> None:
     assert "--role prefill needs a KV connector" in str(result.exception)
 
 
-def test_the_cluster_ends_with_its_parts(tmp_path: Path) -> None:
-    """The script as it stands, over commands that end: it must end the others and say so by its exit code."""
+def cluster(folder: Path, *commands: str) -> list[str]:
+    """The script of the example as it stands, over other commands."""
     program = (EXAMPLE / "cluster.py").read_text()
-    waiting = [sys.executable, "-c", "import time; time.sleep(600)"]
-    ending = [sys.executable, "-c", "pass"]
-    script = tmp_path / "cluster.py"
-    script.write_text(program.replace("\n\nif __name__", f"\n\nCOMMANDS = ({waiting}, {ending})\nif __name__"))
-    assert subprocess.run([sys.executable, str(script)], check=False, timeout=60).returncode == 1
+    made = [[sys.executable, "-c", command] for command in commands]
+    script = folder / "cluster.py"
+    script.write_text(program.replace("\n\nif __name__", f"\n\nCOMMANDS = {made}\nif __name__"))
+    return [sys.executable, str(script)]
+
+
+WAITING = "import time; print('up', flush=True); time.sleep(600)"
+
+
+def test_the_cluster_ends_with_its_parts(tmp_path: Path) -> None:
+    assert subprocess.run(cluster(tmp_path, WAITING, "pass"), check=False, timeout=60).returncode == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_cluster(tmp_path: Path, how: signal.Signals) -> None:
+    process = subprocess.Popen(cluster(tmp_path, WAITING, WAITING), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "up\n"
+    process.send_signal(how)
+    assert process.wait(60) == 0
+    assert process.stdout.read() == ""  # the parts are gone, too: nobody holds the pipe any more
