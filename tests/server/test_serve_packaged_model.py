@@ -112,3 +112,17 @@ def test_chat_starts_a_server_of_its_own() -> None:
     command = [*PROGRAM, "chat", "--temperature", "0"]
     result = subprocess.run(command, input=CAT + "\n", capture_output=True, text=True, timeout=200)
     assert (result.returncode, result.stdout) == (0, ANSWER + "\n")
+
+
+@pytest.mark.parametrize("stop", [None, [" the", "mat."], ["\n"]], ids=["none", "words", "newline"])
+@pytest.mark.parametrize("content", [CAT, "Write one line of Python.", "Say hello in Greek and add an emoji."])
+def test_a_stream_says_what_the_whole_answer_says(base: str, content: str, stop: list[str] | None) -> None:
+    body = {"messages": [{"role": "user", "content": content}], "stop": stop, "max_tokens": 24, "temperature": 0}
+    with httpx.Client(base_url=base, timeout=60, trust_env=False) as http:
+        (whole,) = http.post("/v1/chat/completions", json=body).json()["choices"]
+        lines = http.post("/v1/chat/completions", json={**body, "stream": True}).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    parts = [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
+    assert "".join(part["delta"].get("content", "") for part in parts) == whole["message"]["content"]
+    assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == (whole["finish_reason"], whole["stop_reason"])
+    assert not any(word in whole["message"]["content"] for word in stop or ())
