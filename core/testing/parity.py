@@ -45,7 +45,8 @@ class Build:
     cache: str = "radix"
     chunk: int | None = None
     speculator: str = "none"
-    pair: bool = False  # the prompt is computed by another engine process, this one decodes
+    pair: str = ""  # the KV connector through which another engine process, which computes the prompts, hands them over
+    producer_page: int | None = None  # page size of that engine, where it differs
 
     def overrides(self, base: Sequence[str]) -> list[str]:
         """`--set` values."""
@@ -77,7 +78,7 @@ class Outcome:
 
 def every_build() -> Iterator[Build]:
     """{paged, radix} x {chunk 64, unchunked} x {n-gram off, on} x {one process, pair}."""
-    for cache, chunk, speculator, pair in product(("paged", "radix"), (None, 64), ("none", "ngram"), (False, True)):
+    for cache, chunk, speculator, pair in product(("paged", "radix"), (None, 64), ("none", "ngram"), ("", "local")):
         yield Build(cache=cache, chunk=chunk, speculator=speculator, pair=pair)
 
 
@@ -96,8 +97,9 @@ class ParityBench(AbstractContextManager["ParityBench"]):
 
     def __init__(self, build: Build, base: Sequence[str] = ("model.dtype=float32",)) -> None:
         self.build = build
-        sides = ("[{use: local, role: consumer}]", "[{use: local, role: producer, lease_seconds: 600}]")
-        own, others = ([f"kv_connectors={side}"] if build.pair else [] for side in sides)
+        sides = "role: consumer", "role: producer, lease_seconds: 600"
+        own, others = ([f"kv_connectors=[{{use: {build.pair}, {side}}}]"] if build.pair else [] for side in sides)
+        others += [f"kv_cache.page_size={build.producer_page}"] if build.producer_page else []
         self._producer = Producer([*base, *others]) if build.pair else None
         try:
             self._llm = LLM(None, [*build.overrides(base), *own])
