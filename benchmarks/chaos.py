@@ -15,6 +15,7 @@ import contextlib
 import json
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -259,6 +260,9 @@ async def run(options: argparse.Namespace, folder: Path) -> Tally:
         tally.prompts = (await http.get(f"{router.url}/engine/transfer", headers=KEY)).json()["decided"]
         for engine in engines:
             tally.transfers += await transfers(http, engine)
+        for process in (router, *engines):
+            if (code := await asyncio.to_thread(process.end, signal.SIGTERM)) != 0:
+                tally.fault(f"{process.url} ended with {code}")
     return tally
 
 

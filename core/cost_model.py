@@ -7,7 +7,7 @@ prompt is computed between their tokens. Pure arithmetic; whoever measures passe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -58,11 +58,14 @@ class Measured:
 
     @classmethod
     def of(cls, told: object) -> Measured:
-        """From `Curve.as_dict`; nothing measured if it is something else."""
-        if not isinstance(told, Mapping) or not isinstance(told.get("points"), Sequence):
+        """From `Curve.as_dict`; nothing measured if it is something else, for it may come from another server."""
+        if not isinstance(told, Mapping) or not isinstance(told.get("points"), list):
             return cls()
-        points = [tuple(map(float, point)) for point in told["points"] if len(point) == 2]
-        return cls(tuple((x, y) for x, y in points), float(told.get("age") or 0.0))
+        if not all(isinstance(p, list) and len(p) == 2 and all(map(_is_number, p)) for p in told["points"]):
+            return cls()
+        points = sorted({float(x): float(y) for x, y in told["points"] if x > 0}.items())
+        age = told.get("age")
+        return cls(tuple(points), float(age) if _is_number(age) else 0.0)
 
     def seconds(self, size: float) -> float | None:
         """Interpolated; beyond the last point as the last two lead, below the first in proportion. None: no points."""
@@ -153,6 +156,10 @@ class Weigher:
             remote_seconds=None,
             why=why if bold else f"{why}, and this prompt is too long to try it",
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _line(first: tuple[float, float], last: tuple[float, float], at: float) -> float:

@@ -74,12 +74,15 @@ def prefill_body(path: str, body: Mapping[str, Any]) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def decode_body(raw: bytes, params: Mapping[str, Any]) -> bytes:
+def decode_body(raw: bytes, body: Mapping[str, Any], params: Mapping[str, Any]) -> bytes:
     """The client's own bytes, with the parameters that the other engine returned in front.
 
     Args:
-        raw: a JSON object that isn't empty and has no `kv_transfer_params`.
+        raw: a JSON object that isn't empty.
+        body: the same, decoded.
     """
+    if "kv_transfer_params" in body:  # as null
+        return msgspec.json.encode({**body, "kv_transfer_params": params})
     return b'{"kv_transfer_params":' + msgspec.json.encode(params) + b"," + raw.lstrip()[1:]
 
 

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 _ELSEWHERE: Final = frozenset({429, 500, 502, 503, 504})
 """Answers that another engine may not give."""
 
+_FINAL: Final = frozenset({429, 500})
+"""Those of them that waiting for an engine to come up would not change."""
+
 _TICK: Final = 0.02
 """Seconds between looks for an engine that has come up."""
 
@@ -68,7 +71,9 @@ class Dispatcher:
         failed: set[Worker] = set()
         last: Reply | None = None
         for _ in range(self._retry.attempts):
-            worker = fixed or await self._find(pool or "decode", prompt, failed, final=last is not None)
+            worker = fixed or await self._find(
+                pool or "decode", prompt, failed, final=last is not None and last.status in _FINAL
+            )
             if worker is None:
                 break
             try:
@@ -109,7 +114,7 @@ class Dispatcher:
         params = None
         if not alone and worker.role == "decode" and generates(asked.path) and divisible(asked.body):
             params = await self._prefilled(asked, prompt, worker)
-        raw = None if params is None else decode_body(asked.raw, params)
+        raw = None if params is None else decode_body(asked.raw, asked.body, params)
         seconds = self._planner.seconds(worker, prompt) if params is None else 0.0
         worker.seen.add(prompt.blocks)
         return await self._upstream.send(worker, asked, raw, seconds)

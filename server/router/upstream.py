@@ -22,6 +22,7 @@ _HOP_BY_HOP: Final = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        "expect",
         "host",
         "content-length",
         "accept-encoding",

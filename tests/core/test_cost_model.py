@@ -43,7 +43,12 @@ def test_a_larger_size_never_takes_less_than_the_largest_measured() -> None:
     assert measured((100, 2.0), (200, 1.0)).seconds(400) == 1.0
 
 
-@pytest.mark.parametrize("told", [None, {}, {"points": 3}, {"points": []}, {"points": [], "age": None}, "curve"])
+ODD = [[1], [1, 2, 3], ["a", "b"], [0, 1], [1, None], [float("nan"), 1], 7]
+
+
+@pytest.mark.parametrize(
+    "told", [None, {}, "curve", {"points": 3}, {"points": [], "age": "old"}, *({"points": [point]} for point in ODD)]
+)
 def test_what_another_server_tells_may_be_anything(told: object) -> None:
     assert Measured.of(told).seconds(100) is None
     assert Measured.of(told).per_second is None

@@ -17,6 +17,7 @@ ASKED = [
     ("/v1/completions", {"prompt": ["hello there"], "max_tokens": 20}),
     ("/v1/responses", {"input": "hello there", "max_output_tokens": 20}),
     ("/v1/responses", {"input": "hello there", "stream": True}),
+    ("/v1/chat/completions", CHAT | {"kv_transfer_params": None, "n": None}),
     ("/v1/messages", {**CHAT, "max_tokens": 20}),
     ("/v1/messages", {**CHAT, "max_tokens": 20, "stream": True}),
 ]
