@@ -212,11 +212,12 @@ def _off(config: EngineConfig, composition: Composition | None) -> Iterable[str]
 
 
 def _slow(composition: Composition | None) -> Iterable[str]:
-    """Every candidate for a part that computes which ranks above the one taken, and why it was refused."""
+    """Every candidate for a part that computes which ranks above the one taken, and why it was refused. What wraps
+    another is none: it is as fast as what it wraps."""
     computing = {"model", "attention", "quantization", "executor"}
     for part, choice in composition.parts() if composition else ():
         for refusal in choice.refused if part in computing else ():
-            if refusal.rank > choice.offer.rank:
+            if refusal.rank > choice.offer.rank and not refusal.offer.wraps:
                 yield f"{part}: {choice.name} instead of the faster {refusal.name}, since: {'; '.join(refusal.reasons)}"
 
 

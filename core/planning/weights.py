@@ -31,6 +31,9 @@ _RULES: Final[tuple[tuple[str, str, Split], ...]] = (
 """The first pattern that is found in a name decides. Splits are Megatron's (arXiv 1909.08053)."""
 
 
+_NOT_LINEAR: Final = frozenset({"embedding", "routers", "norms and the rest"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """How weights are kept in memory."""
@@ -38,6 +41,7 @@ class Kept:
     dtype_bytes: int  # of what is not quantized
     matrix_bytes: float  # per element of a linear layer, scales included
     copies_tied_head: bool = False  # an output layer that is tied to the embedding is kept a second time
+    plain: frozenset[str] = _NOT_LINEAR  # purposes whose weights stay in the dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +80,13 @@ def group_weights(shapes: Mapping[str, tuple[int, ...]], kept: Kept) -> tuple[We
 
 def stored(config: Mapping[str, Any]) -> Kept | None:
     """How a checkpoint keeps its matrices where it is quantized in FP8 blocks with a float32 scale each
-    (`quantization_config` of DeepSeek-V3), else None."""
+    (`quantization_config` of DeepSeek-V3), else None. Its output layer is left in bfloat16, as its embedding is."""
     packed = config.get("quantization_config")
     if not isinstance(packed, Mapping) or packed.get("quant_method") != "fp8":
         return None
     block = packed.get("weight_block_size")
-    return Kept(dtype_bytes=2, matrix_bytes=1.0 + (4.0 / prod(block) if block else 0.0))
+    matrix_bytes = 1.0 + (4.0 / prod(block) if block else 0.0)
+    return Kept(dtype_bytes=2, matrix_bytes=matrix_bytes, plain=_NOT_LINEAR | {"output layer"})
 
 
 def rank_bytes(groups: Iterable[WeightGroup], tensor_parallel: int, expert_parallel: int) -> int:
@@ -101,8 +106,7 @@ def _rule(name: str) -> tuple[str, Split]:
 
 def _per_element(group: str, shape: tuple[int, ...], kept: Kept) -> float:
     """Only matrices of linear layers are quantized: no vector, no embedding and no router."""
-    linear = len(shape) >= 2 and group not in ("embedding", "routers", "norms and the rest")
-    return kept.matrix_bytes if linear else float(kept.dtype_bytes)
+    return kept.matrix_bytes if len(shape) >= 2 and group not in kept.plain else float(kept.dtype_bytes)
 
 
 __all__ = ["Kept", "Split", "WeightGroup", "group_weights", "rank_bytes", "stored"]
