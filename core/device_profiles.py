@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.config.model import Bytes
+from engine.config.source import read
 from engine.device import DeviceProfile
 from engine.discovery import nearest
 from engine.errors import ConfigError
 
 _TABLE = Path(__file__).with_suffix(".yaml")
+
+
+_Figure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Element = Literal["float32", "bfloat16", "float16", "float8", "int8"]
 
 
 class _Written(BaseModel):
@@ -30,8 +35,8 @@ class _Written(BaseModel):
     cpu_features: frozenset[str] = frozenset()
     compute_capability: tuple[int, int] | None = None
     count: int = Field(1, gt=0)
-    bandwidth: float | None = Field(None, gt=0)
-    flops: dict[str, float] = Field(default_factory=dict)
+    bandwidth: _Figure | None = None
+    flops: dict[_Element, _Figure] = Field(default_factory=dict)
 
     def profile(self) -> DeviceProfile:
         """The same as the rest of the engine knows it."""
@@ -44,7 +49,7 @@ class _Written(BaseModel):
             compute_capability=self.compute_capability,
             count=self.count,
             bandwidth_bytes_per_s=self.bandwidth,
-            flops=self.flops,
+            flops=dict(self.flops),
             here=False,
         )
 
@@ -64,10 +69,7 @@ def load_profile(name_or_path: str | Path) -> DeviceProfile:
             f"no device profile is named {text!r} and no such file exists; known: {', '.join(known())}; "
             f"a file of your own has the keys of one of these{nearest(text, known())}"
         )
-    try:
-        return _read(yaml.safe_load(path.read_text()), str(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the device profile {path} can't be read: {' '.join(str(error).split())}") from error
+    return _read(read(path)[0], str(path))
 
 
 @cache
@@ -85,10 +87,13 @@ def with_figures(device: DeviceProfile) -> DeviceProfile:
 
 
 def _read(entry: Any, source: str) -> DeviceProfile:
+    if not isinstance(entry, dict):
+        keys = ", ".join(_Written.model_fields)
+        raise ConfigError(f"the device profile {source} is not a mapping; its keys are {keys}")
     try:
         return _Written.model_validate(entry).profile()
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'the whole'}: {p['msg']}" for p in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
         raise ConfigError(
             f"the device profile {source} is malformed: {problems}; its keys are {', '.join(_Written.model_fields)}"
         ) from None

@@ -43,8 +43,13 @@ def test_a_file_describes_a_device_of_the_users_own(tmp_path: Path) -> None:
     [
         ("kind: tpu\nname: x\nmemory: 1GiB\n", "kind: Input should be 'cpu' or 'cuda'"),
         (OWN + "colour: red\n", "colour: Extra inputs are not permitted; its keys are kind, name"),
-        ("", "the whole: "),
-        ("a: [", "can't be read"),
+        (OWN.replace("4e13", "-4e13"), "flops.float16: Input should be greater than 0"),
+        (OWN.replace("5e11", ".inf"), "bandwidth: Input should be a finite number"),
+        (OWN.replace("float16", "fp16"), "flops.fp16.[key]: Input should be 'float32', 'bfloat16'"),
+        (OWN + "name: Yours\n", "name is given twice, first in line 2"),
+        ("[1, 2]\n", "is not a mapping; its keys are kind, name"),
+        ("", "kind: Field required"),
+        ("a: [", "not valid YAML"),
     ],
 )
 def test_a_malformed_file_says_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
