@@ -60,10 +60,14 @@ def _plan(
     from engine.planning.plan import make_plan
 
     if config is not None and config.suffix == ".json":
+        if config.name != "config.json":
+            raise click.UsageError(
+                f"{config} is read as a model's config.json; give it that name, in a folder of its own"
+            )
         overrides = [f"model.source=path:{config.parent.absolute()}", "model.loader=dummy", *overrides]
         config = None
     loaded, registry = loaded_with_registry(config, overrides)
-    found = load_profile(device) if device else detect(loaded.config.device.kind)
+    found = detect(loaded.config.device.kind) if device is None else load_profile(device)
     files = resolve_source(loaded.config, registry, lambda share, words: None, loaded.origins)
     try:
         return make_plan(

@@ -64,3 +64,15 @@ def test_an_unknown_device_is_named() -> None:
     result = engine(R1, "--device", "h2000")
     assert isinstance(result.exception, EngineError)
     assert "did you mean 'h200'" in str(result.exception)
+
+
+def test_another_file_is_not_taken_for_the_config_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(Path(R1).read_text())
+    (tmp_path / "other.json").write_text("{}")
+    result = engine(str(tmp_path / "other.json"), "--device", "h200")
+    assert result.exit_code == 2
+    assert "is read as a model's config.json; give it that name" in result.output
+
+
+def test_an_empty_device_is_not_this_machine() -> None:
+    assert "no device profile is named ''" in str(engine(R1, "--device", "").exception)
