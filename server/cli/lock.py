@@ -24,13 +24,17 @@ DEFAULT = "engine.lock"
 )
 def command(config: Path | None, overrides: tuple[str, ...], output: Path) -> None:
     """What is installed now becomes what `engine serve --locked` insists on."""
+    from engine.errors import ResourceError
     from engine.lock import dump, take
 
     lock = take(loaded_with_registry(config, overrides)[1].entries)
     if str(output) == "-":
         click.echo(dump(lock), nl=False)
         return
-    output.write_text(dump(lock), encoding="utf-8")
+    try:
+        output.write_text(dump(lock), encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"{output} can't be written: {error.strerror}; name another file with -o") from None
     plugins = sum(len(each.plugins) for each in lock)
     click.echo(f"{output}: {plugins} plugins of {', '.join(f'{each.name} {each.version}' for each in lock)}")
 

@@ -62,3 +62,11 @@ def test_a_configuration_in_the_place_of_the_lock_is_told(locked: Path) -> None:
     result = engine(locked, "serve", "--locked", "engine.yaml")
     assert result.returncode == 2
     assert "write the configuration first: engine serve CONFIG --locked LOCK" in result.stderr
+
+
+def test_a_place_that_cannot_be_written_is_named(locked: Path) -> None:
+    result = engine(locked, "plugins", "lock", "-o", "missing/engine.lock")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr == (
+        "engine: missing/engine.lock can't be written: No such file or directory; name another file with -o\n"
+    )
