@@ -250,6 +250,11 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
         ("9lives", "such as 'lives'"),
         ("--", "'--' is no name for a plugin"),
         ("auto", "'auto' is taken by Python or by engine itself; take another name, such as 'my-auto'"),
+        (
+            "torch",
+            "a package 'torch' is installed, which this one would replace; take another name",
+        ),
+        ("pyyaml", "a package 'pyyaml' is installed"),
         ("json", "'json' is taken by Python"),
         ("class", "'class' is taken by Python"),
         ("engine", "'engine' is taken by Python or by engine itself"),

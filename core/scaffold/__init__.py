@@ -10,8 +10,9 @@ import keyword
 import re
 import sys
 from dataclasses import dataclass
-from importlib import resources
+from importlib import metadata, resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from types import ModuleType
@@ -97,6 +98,16 @@ def check_name(name: str) -> None:
     module = name.replace("-", "_")
     if name in _RESERVED or keyword.iskeyword(module) or module in sys.stdlib_module_names:
         raise PluginError(f"{name!r} is taken by Python or by engine itself; take another name, such as 'my-{name}'")
+    if _installed(name, module):
+        raise PluginError(
+            f"a package {name!r} is installed, which this one would replace; take another name, such as 'my-{name}'"
+        )
+
+
+def _installed(name: str, module: str) -> bool:
+    """Whether pip or Python know something else by that name."""
+    spec = find_spec(module)
+    return (spec is not None and spec.origin is not None) or any(metadata.distributions(name=name))
 
 
 def _sorted(folder: Traversable) -> list[Traversable]:
