@@ -49,7 +49,7 @@ class _Written(BaseModel):
             compute_capability=self.compute_capability,
             count=self.count,
             bandwidth_bytes_per_s=self.bandwidth,
-            flops=dict(self.flops),
+            flops={str(element): figure for element, figure in self.flops.items()},
             here=False,
         )
 
