@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.config.model import ListenSection
+from engine.server.http import BoundedHttp
 from engine.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=BoundedHttp,
                 lifespan="off",
                 ws="none",
                 access_log=False,
