@@ -51,20 +51,26 @@ def rates(generate: Callable[[list[list[int]], int], float], seed: int) -> dict[
     }
 
 
-def serve(pipe: Connection, make: Callable[[], Callable[[list[list[int]], int], float]]) -> None:
+def serve(
+    pipe: Connection,
+    make: Callable[[], Callable[[list[list[int]], int], float]],
+    measure: Callable[[Callable[[list[list[int]], int], float], int], dict[str, float]] = rates,
+) -> None:
     """A side's process: measures once for every seed that it is sent."""
     generate = make()
     generate(random_prompts(2, 64, 1), 4)  # warm
     pipe.send("ready")
     while (seed := pipe.recv()) is not None:
-        pipe.send(rates(generate, seed))
+        pipe.send(measure(generate, seed))
 
 
 def engine_side() -> Callable[[list[list[int]], int], float]:
     from engine.llm import LLM
     from engine.sampling_params import SamplingParams
 
-    llm = LLM(None, ["model.dtype=bfloat16", f"device.threads={THREADS}", "scheduler.max_running=64"])
+    llm = LLM(
+        None, ["model.dtype=bfloat16", "quantization=packed", f"device.threads={THREADS}", "scheduler.max_running=64"]
+    )
 
     def generate(prompts: list[list[int]], count: int) -> float:
         llm.engine.scheduler.cache.reset()
