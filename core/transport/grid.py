@@ -158,14 +158,25 @@ class Grid:
 
     def pieces(self, blocks: Sequence[int] | Blocks) -> list[memoryview]:
         """The bytes of the blocks in the pool itself: part by part, block after block, neighbours joined."""
+        ids = np.asarray(blocks, np.intp)
+        pages, places = np.divmod(ids, self.per_page)
+        runs = _runs(ids, 1, 1) if self.per_page == 1 else []
         found: list[memoryview] = []
-        pages, places = np.divmod(np.asarray(blocks, np.intp), self.per_page)
-        for part, cut in zip(self._parts, self._cuts, strict=True):
-            outer = cut.outer if cut.per_page > 1 else 1  # a whole page is one run
-            stride, run = part.strides[0], part.shape[1] // (outer * cut.per_page)
-            starts = (pages * stride + places * run)[:, None] + np.arange(outer) * run * cut.per_page
-            found += _runs(_flat(part), starts.ravel(), run)
+        for part, memory, cut in zip(self._parts, self._memories, self._cuts, strict=True):
+            stride, width = part.strides[0], part.shape[1]
+            if self.per_page > 1:
+                length = width // (cut.outer * cut.per_page)
+                starts = (pages * stride + places * length)[:, None] + np.arange(cut.outer) * length * cut.per_page
+                found += [memory[first:end] for first, end in _runs(starts.ravel(), length, length)]
+            elif stride == width:
+                found += [memory[first * width : end * width] for first, end in runs]
+            else:
+                found += [memory[page * stride : page * stride + width] for page in pages.tolist()]
         return found
+
+    @cached_property
+    def _memories(self) -> list[memoryview]:
+        return [_flat(part) for part in self._parts]
 
 
 def _cells(part: Part, cut: Cut) -> Words:
@@ -180,14 +191,14 @@ def _flat(part: Part) -> memoryview:
     return np.lib.stride_tricks.as_strided(part, (length,), (1,)).data
 
 
-def _runs(memory: memoryview, starts: Blocks, length: int) -> list[memoryview]:
-    """The stretches of `length` bytes at `starts`, each joined with the next where that follows at once."""
+def _runs(starts: Blocks, step: int, length: int) -> list[tuple[int, int]]:
+    """Stretches of `length` at `starts`, those joined that follow each other by `step`: first and end of each."""
     if not len(starts):
         return []
-    breaks = np.flatnonzero(np.diff(starts) != length) + 1
+    breaks = np.flatnonzero(np.diff(starts) != step) + 1
     firsts = starts[np.concatenate(([0], breaks))]
-    lasts = starts[np.concatenate((breaks - 1, [len(starts) - 1]))] + length
-    return [memory[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    ends = starts[np.concatenate((breaks - 1, [len(starts) - 1]))] + length
+    return list(zip(firsts.tolist(), ends.tolist(), strict=True))
 
 
 def _weigh(words: Words, weights: NDArray[np.uint64]) -> NDArray[np.uint64]:
