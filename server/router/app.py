@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import engine
-from engine.server.errors import ApiError
+from engine.server.errors import ApiError, bad_request
 from engine.server.exchange import request_id
 from engine.server.middleware import LimitBody
 from engine.server.protocol import parse
@@ -138,6 +138,8 @@ def _add_relay(app: FastAPI, state: RouterState) -> None:
 
 
 async def _read(request: Request) -> Asked:
+    if {".", ".."} & set(request.url.path.split("/")):  # on the way they would become another path
+        raise bad_request("a path must not have the segments . and ..")
     raw = await request.body()
     query = request.url.query
     return Asked(

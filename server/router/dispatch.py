@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from engine.server.router.upstream import Asked, Reply, Upstream, WorkerLost
 from engine.server.router.worker import Chooser, Standing, Worker
 
 log = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 _ELSEWHERE: Final = frozenset({429, 500, 502, 503, 504})
 """Answers that another engine may not give."""
@@ -174,7 +177,7 @@ class Dispatcher:
     async def _owner_of_previous(self, asked: Asked) -> Worker | None:
         """The engine that keeps the response which this request goes on from."""
         previous = asked.body.get("previous_response_id")
-        if not isinstance(previous, str) or not previous.isascii() or "/" in previous:
+        if not isinstance(previous, str) or not _NAME.fullmatch(previous):
             return None
         target = f"/v1/responses/{previous}"
         ask = Asked(method="GET", target=target, path=target, headers=_plain(asked), raw=b"", id=asked.id)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from engine.server.errors import bad_request
 from engine.server.router.worker import Worker
 
 _HOP_BY_HOP: Final = frozenset(
@@ -79,10 +80,15 @@ class Upstream:
 
         Raises:
             WorkerLost: there is none.
+            ApiError: 400, the client's path is none that could be sent on.
         """
-        request = self._http.build_request(
-            asked.method, worker.url + asked.target, headers=_headers(asked), content=asked.raw if raw is None else raw
-        )
+        content = asked.raw if raw is None else raw
+        try:
+            request = self._http.build_request(
+                asked.method, worker.url + asked.target, headers=_headers(asked), content=content
+            )
+        except httpx.InvalidURL as error:
+            raise bad_request(f"the path can't be sent on: {error}") from None
         with ExitStack() as stack:
             stack.enter_context(worker.busy(seconds))
             async with _watched(worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,25 @@ def test_every_route_of_an_engine_is_there(two: tuple[Any, Any, Any]) -> None:
     assert router.http.get("/no/such/thing?x=1").status_code == 404
     preflight = {"Origin": "http://x", "Access-Control-Request-Method": "POST"}
     assert router.http.options("/v1/chat/completions", headers=preflight).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/../engine/config", "/./engine/config", "/v1/%2e%2e/engine/config", "/a/" + "b" * 65536]
+)
+def test_no_path_leads_to_what_a_router_keeps_closed(two: tuple[Any, Any, Any], path: str) -> None:
+    router, _, _ = two
+    with socket.create_connection(("127.0.0.1", int(router.base.rpartition(":")[2]))) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin\r\n\r\n".encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("previous", ["../../engine/config", "a\nb", "a?b", "é", "x" * 70000, 7, ""])
+def test_odd_names_of_responses_are_the_engines_business(two: tuple[Any, Any, Any], previous: object) -> None:
+    router, first, _ = two
+    body = {"input": "hi", "previous_response_id": previous}
+    answer, direct = (http.post("/v1/responses", json=body) for http in (router.http, first.http))
+    assert (answer.status_code, "error" in answer.json()) == (direct.status_code, "error" in direct.json())
+    assert answer.status_code < 500
 
 
 def test_what_one_engine_keeps_is_found(two: tuple[Any, Any, Any]) -> None:
