@@ -106,7 +106,9 @@ def check(loaded: LoadedConfig, registry: Registry) -> None:
 
     Raises:
         ConfigError: one line per problem.
+        PluginError: two plugins offer one name at one extension point, whatever the configuration says.
     """
+    registry.load()
     problems: list[str] = []
     for component in named(loaded.config):
         try:

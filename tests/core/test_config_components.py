@@ -17,7 +17,7 @@ from engine.config.origins import Origins, dotted
 from engine.config.reference import markdown, option_rows
 from engine.config.schema import json_schema
 from engine.config.shape import fields, type_at
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PluginError
 from engine.hooks import hookimpl
 from engine.plugin import Offer, Options
 from engine.registry import Registry
@@ -217,3 +217,10 @@ def test_option_rows_of_nested_options() -> None:
 
 def test_every_key_of_the_tree_has_a_description() -> None:
     assert [key for key, field in fields(EngineConfig) if not field.description] == []
+
+
+def test_a_clash_of_plugins_is_told_once_not_for_every_part() -> None:
+    one = SimpleNamespace(kv_caches=hookimpl(lambda: [Offer(name="x", summary="", build=lambda options: None)]))
+    two = SimpleNamespace(kv_caches=hookimpl(lambda: [Offer(name="x", summary="", build=lambda options: None)]))
+    with pytest.raises(PluginError, match=r"\Athe KV cache 'x' is offered twice by given 0[^\n]*\Z"):
+        check(load_config(None, ("kv_cache=x", "attention=y")), Registry.of({"one": one, "two": two}))
