@@ -154,8 +154,12 @@ def tiny_model(architecture: str) -> PreTrainedModel | None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder that transformers wrote, under the names that stand in its files."""
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    """The tensors of a folder that transformers wrote, under the names that stand in its files.
+
+    They are copies: a mapped tensor would take the process down once a check cuts its file short.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
 
 
 def tiny_config(model: PreTrainedModel) -> dict[str, Any]:
