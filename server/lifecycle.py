@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.config.model import ListenSection
-from engine.server.http import BoundedHttp
+from engine.server.http import PatientHttp
 from engine.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHttp,
+                http=PatientHttp,
                 lifespan="off",
                 ws="none",
                 access_log=False,
