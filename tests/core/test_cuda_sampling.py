@@ -56,24 +56,24 @@ def row(position: int, **params: Any) -> Row:
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_host(name: str) -> None:
-    logits = torch.randn(6, 900, generator=torch.Generator().manual_seed(3)) * 3
-    rows = [row(position, **CASES[name]) for position in range(6)]
+    logits = torch.randn(3, 250, generator=torch.Generator().manual_seed(3)) * 3
+    rows = [row(position, **CASES[name]) for position in range(3)]
     assert device_sample(logits, rows) == host_sample(logits.clone(), rows)
 
 
 def test_a_vocabulary_of_several_chunks() -> None:
-    logits = torch.randn(2, 20000, generator=torch.Generator().manual_seed(3)) * 2
+    logits = torch.randn(2, 9000, generator=torch.Generator().manual_seed(3)) * 2
     rows = [row(4, temperature=0.0), row(9, top_p=0.9)]
     assert device_sample(logits, rows) == host_sample(logits.clone(), rows)
 
 
 def test_equal_logits_are_kept_in_order_up_to_the_limit() -> None:
-    logits = torch.zeros(40, 64)
+    logits = torch.zeros(12, 64)
     logits[:, 7] = 1.0
-    drawn = device_sample(logits, [row(position, top_k=3) for position in range(40)])
+    drawn = device_sample(logits, [row(position, top_k=3) for position in range(12)])
     assert set(drawn) == {0, 1, 7}
     assert device_sample(torch.zeros(1, 64), [row(0, temperature=0.0)]) == [0]
-    nucleus = device_sample(torch.zeros(60, 64), [row(position, top_p=4 / 64) for position in range(60)])
+    nucleus = device_sample(torch.zeros(16, 64), [row(position, top_p=4 / 64) for position in range(16)])
     assert set(nucleus) == {0, 1, 2, 3}
 
 
