@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 
 
@@ -14,7 +13,10 @@ def test_official_clients_notice_no_router(engines: Callable[..., Any], routing:
     prefill, decode = engines("prompt"), engines("answer")
     router = routing([prefill.base], [decode.base])
     router.until(lambda: all(worker.usable for worker in router.state.workers))
-    with httpx.Client(trust_env=False) as http:
+    with (
+        openai.DefaultHttpxClient(trust_env=False) as http,
+        anthropic.DefaultHttpxClient(trust_env=False) as other_http,
+    ):
         client = openai.OpenAI(base_url=f"{router.base}/v1", api_key="none", max_retries=0, http_client=http)
         (model,) = client.models.list()
         stream = client.chat.completions.create(
@@ -22,7 +24,7 @@ def test_official_clients_notice_no_router(engines: Callable[..., Any], routing:
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "answer"
         assert client.responses.create(model=model.id, input="hi").output_text == "answer"
-        other = anthropic.Anthropic(base_url=router.base, api_key="none", max_retries=0, http_client=http)
+        other = anthropic.Anthropic(base_url=router.base, api_key="none", max_retries=0, http_client=other_http)
         with other.messages.stream(
             model=model.id, max_tokens=20, messages=[{"role": "user", "content": "hi"}]
         ) as messages:
