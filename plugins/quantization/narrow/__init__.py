@@ -22,7 +22,7 @@ def build(options: Options, *, device: DeviceProfile, dtype: torch.dtype) -> Qua
 
 def missing(device: DeviceProfile) -> str | None:
     """None when Triton is installed, else what to do."""
-    if find_spec("triton") is None:
+    if device.here and find_spec("triton") is None:
         return "the package triton is not installed; install torch with CUDA, which brings it"
     return None
 
