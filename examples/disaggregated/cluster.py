@@ -27,8 +27,10 @@ def main() -> int:
     """Start, wait, end; returns the exit code."""
     for each in (signal.SIGINT, signal.SIGTERM):  # the first may be ignored where this runs in the background
         signal.signal(each, signal.default_int_handler)
-    processes = [subprocess.Popen(command, start_new_session=True) for command in COMMANDS]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        for command in COMMANDS:
+            processes.append(subprocess.Popen(command, start_new_session=True))
         while all(process.poll() is None for process in processes):
             time.sleep(0.2)
     except KeyboardInterrupt:

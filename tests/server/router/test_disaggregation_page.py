@@ -102,7 +102,7 @@ def cluster(folder: Path, *commands: str) -> list[str]:
     return [sys.executable, str(script)]
 
 
-WAITING = "import time; print('up', flush=True); time.sleep(600)"
+WAITING = "import time; time.sleep(1); print('up', flush=True); time.sleep(600)"
 
 
 def test_the_cluster_ends_with_its_parts(tmp_path: Path) -> None:
