@@ -109,7 +109,7 @@ static PyObject *attention(PyObject *self, PyObject *const *args, Py_ssize_t giv
     METHOD(pack_rows, "Put rows of a bfloat16 weight into their panels."),                                          \
         METHOD(linear, "Product with a packed weight."),                                                            \
         METHOD(quant_linear, "Product with a weight of 4 or 8 bits."),                                              \
-        METHOD(rms_norm, "RMS norm, with or without a residual."), \
+        METHOD(rms_norm, "RMS norm, with or without a residual."),                                                  \
         METHOD(rope, "Rotate queries and keys in place."), METHOD(silu_mul, "Gated activation."),                   \
         METHOD(attention, "Store KV and attend."),
 

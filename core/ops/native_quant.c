@@ -90,7 +90,8 @@ INLINE void quant_tile(const int bits, const int offsets, const int rows, const 
 #pragma GCC unroll 6
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-            for (int v = 0; v < COLUMNS; v++) sum[i][v] = bits == 8 ? _mm512_set1_epi32(x[i]->centre) : _mm512_setzero_si512();
+            for (int v = 0; v < COLUMNS; v++)
+                sum[i][v] = bits == 8 ? _mm512_set1_epi32(x[i]->centre) : _mm512_setzero_si512();
         if (ahead)
             for (int line = 0; line < stride / 64; line++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
         block_dots(bits, rows, at, x, sum);
