@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,15 @@ class Grid:
     def page_widths(self, cuts: Sequence[Cut]) -> list[int]:
         """Bytes of a page in each part of a peer whose blocks are as large as those here."""
         return [width * cuts[i % len(cuts)].per_page for i, width in enumerate(self.widths)]
+
+    def over(self, buffer: NDArray[np.uint8], count: int) -> Grid:
+        """The grid over `count` blocks that lie in a buffer part by part, as `pieces` gives them."""
+        ends = np.cumsum([width * count for width in self.widths])
+        parts = [
+            buffer[end - width * count : end].reshape(count, width)
+            for end, width in zip(ends.tolist(), self.widths, strict=True)
+        ]
+        return Grid(parts, [Cut(cut.outer, 1) for cut in self._cuts])
 
     @property
     def widths(self) -> list[int]:
@@ -158,20 +167,11 @@ class Grid:
 
     def pieces(self, blocks: Sequence[int] | Blocks) -> list[memoryview]:
         """The bytes of the blocks in the pool itself: part by part, block after block, neighbours joined."""
-        ids = np.asarray(blocks, np.intp)
-        pages, places = np.divmod(ids, self.per_page)
-        runs = _runs(ids, 1, 1) if self.per_page == 1 else []
         found: list[memoryview] = []
-        for part, memory, cut in zip(self._parts, self._memories, self._cuts, strict=True):
-            stride, width = part.strides[0], part.shape[1]
-            if self.per_page > 1:
-                length = width // (cut.outer * cut.per_page)
-                starts = (pages * stride + places * length)[:, None] + np.arange(cut.outer) * length * cut.per_page
-                found += [memory[first:end] for first, end in _runs(starts.ravel(), length, length)]
-            elif stride == width:
-                found += [memory[first * width : end * width] for first, end in runs]
-            else:
-                found += [memory[page * stride : page * stride + width] for page in pages.tolist()]
+        strides = [part.strides[0] for part in self._parts]
+        widths = [part.shape[1] for part in self._parts]
+        for memory, spans in zip(self._memories, stretches(blocks, strides, widths, self._cuts), strict=True):
+            found += [memory[first:end] for first, end in spans]
         return found
 
     @cached_property
@@ -189,6 +189,25 @@ def _flat(part: Part) -> memoryview:
     """All bytes from the first page to the end of the last, what lies between pages included."""
     length = (len(part) - 1) * part.strides[0] + part.shape[1]
     return np.lib.stride_tricks.as_strided(part, (length,), (1,)).data
+
+
+def stretches(
+    blocks: Sequence[int] | Blocks, strides: Sequence[int], widths: Sequence[int], cuts: Sequence[Cut]
+) -> Iterator[list[tuple[int, int]]]:
+    """Where blocks lie: for each part (stride and width of its pages in bytes, and their cut), the first byte and the
+    end of each run, counted from page 0, block after block, neighbours joined."""
+    ids = np.asarray(blocks, np.intp)
+    pages, places = np.divmod(ids, cuts[0].per_page)
+    joined = _runs(pages, 1, 1) if cuts[0].per_page == 1 else []
+    for stride, width, cut in zip(strides, widths, cuts, strict=True):
+        if cut.per_page > 1:
+            length = width // (cut.outer * cut.per_page)
+            starts = (pages * stride + places * length)[:, None] + np.arange(cut.outer) * length * cut.per_page
+            yield _runs(starts.ravel(), length, length)
+        elif stride == width:
+            yield [(first * width, end * width) for first, end in joined]
+        else:
+            yield [(page * stride, page * stride + width) for page in pages.tolist()]
 
 
 def _runs(starts: Blocks, step: int, length: int) -> list[tuple[int, int]]:
@@ -224,4 +243,4 @@ def needed_bytes(layout: Sequence[tuple[int, int]], widths: Sequence[int], num_p
     )
 
 
-__all__ = ["Blocks", "Grid", "needed_bytes"]
+__all__ = ["Blocks", "Grid", "needed_bytes", "stretches"]

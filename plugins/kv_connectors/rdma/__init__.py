@@ -1,0 +1,48 @@
+"""KV read out of another engine's memory by the network card (or whatever UCX finds), through NIXL."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from engine.hooks import hookimpl
+from engine.plugin import Capabilities, DeviceProfile, Flag, Offer
+from engine.transport.options import NetworkOptions
+
+if TYPE_CHECKING:
+    from engine.specs.kv_connector import KVConnector, KVSchema, Role
+
+PACKAGES = ("nixl_cu13", "nixl_cu12")
+
+
+def available(device: DeviceProfile) -> str | None:
+    """NIXL is an extra."""
+    if not device.here or any(find_spec(name) for name in PACKAGES):
+        return None
+    return "needs NIXL: pip install --no-deps nixl-cu13"
+
+
+def build(options: NetworkOptions, *, role: Role, schema: KVSchema, engine_id: str) -> KVConnector:
+    """Make one end; nothing is opened before `start`."""
+    from engine.plugins.kv_connectors.rdma.transport import RdmaTransport
+    from engine.transport.connector import PeerConnector
+
+    return PeerConnector(RdmaTransport(options), role=role, schema=schema, engine_id=engine_id, options=options)
+
+
+@hookimpl
+def kv_connectors() -> list[Offer[KVConnector]]:
+    """The one offer of this module."""
+    return [
+        Offer(
+            name="rdma",
+            summary="one-sided reads through NIXL (InfiniBand, RoCE, shared memory, whatever UCX finds)",
+            build=build,
+            options=NetworkOptions,
+            capabilities=Capabilities(devices=frozenset({"cpu"}), flags=frozenset({Flag.PRODUCER, Flag.CONSUMER})),
+            available=available,
+        )
+    ]
+
+
+__all__ = ["available", "build", "kv_connectors"]
