@@ -222,7 +222,10 @@ def _obituary(code: int) -> str:
         return f"the engine core process ended with code {code}; the log above says why"
     name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
     if code == -signal.SIGKILL:
-        return f"the engine core process was killed by {name}, as happens when memory runs out; lower kv_cache.memory"
+        return (
+            f"the engine core process was killed by {name}: by somebody, or by the system when memory runs out "
+            "(then lower kv_cache.memory)"
+        )
     return f"the engine core process was killed by {name}"
 
 

@@ -23,7 +23,10 @@ async def end_by(sent: signal.Signals) -> str:
 
 @pytest.mark.parametrize(
     ("sent", "words"),
-    [(signal.SIGKILL, "killed by SIGKILL, as happens when memory runs out"), (signal.SIGSEGV, "killed by SIGSEGV")],
+    [
+        (signal.SIGKILL, "killed by SIGKILL: by somebody, or by the system when memory runs out"),
+        (signal.SIGSEGV, "killed by SIGSEGV"),
+    ],
 )
 def test_the_signal_that_killed_the_core_is_named(sent: signal.Signals, words: str) -> None:
     assert words in asyncio.run(end_by(sent))
