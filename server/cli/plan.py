@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from engine.server.cli.parameters import json_option, loaded_with_registry, set_
 from engine.server.cli.table import table
 
 if TYPE_CHECKING:
+    from engine.config.origins import Origins
     from engine.planning.kv import KVForm
     from engine.planning.plan import Plan
     from engine.planning.ranks import RankFit
@@ -64,9 +65,11 @@ def _plan(
             raise click.UsageError(
                 f"{config} is read as a model's config.json; give it that name, in a folder of its own"
             )
-        overrides = [f"model.source=path:{config.parent.absolute()}", "model.loader=dummy", *overrides]
-        config = None
-    loaded, registry = loaded_with_registry(config, overrides)
+        made = [f"model.source={json.dumps(f'path:{config.parent.absolute()}')}", "model.loader=dummy"]
+        loaded, registry = loaded_with_registry(None, [*made, *overrides])
+        loaded = replace(loaded, origins=_as_told_by(config, loaded.origins, overrides))
+    else:
+        loaded, registry = loaded_with_registry(config, overrides)
     found = detect(loaded.config.device.kind) if device is None else load_profile(device)
     files = resolve_source(loaded.config, registry, lambda share, words: None, loaded.origins)
     try:
@@ -75,6 +78,19 @@ def _plan(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _as_told_by(config: Path, origins: Origins, overrides: Sequence[str]) -> Origins:
+    """So that an error about what was made of a config.json names that file, and no `--set` that nobody typed."""
+    typed = {override.partition("=")[0].strip() for override in overrides}
+    made = {f"--set {key}" for key in ("model.source", "model.loader") if key not in typed}
+    return replace(
+        origins,
+        written={
+            key: replace(origin, text=str(config)) if origin.text in made else origin
+            for key, origin in origins.written.items()
+        },
+    )
 
 
 def _lines(plan: Plan) -> Iterable[str]:
@@ -118,13 +134,13 @@ def _cache(plan: Plan) -> Iterable[str]:
 
 
 def _forms(plan: Plan) -> Iterable[str]:
-    """A request's KV in each form, and how much more or less that is than what the model has."""
+    """A request's KV in each form, and how its bytes compare with the model's own, both at one byte per element."""
     if len(plan.forms) < 2:
         return
-    own = plan.forms[0]
+    at_one = [form.bytes_per_token(plan.profile.layers, 1) for form in plan.forms]
     rows = [
-        (form.name, form.meaning, *_form_sizes(plan, form), f"{form.elements / own.elements:.2f}×")
-        for form in plan.forms
+        (form.name, form.meaning, *_form_sizes(plan, form), f"{size / at_one[0]:.2f}×")
+        for form, size in zip(plan.forms, at_one, strict=True)
     ]
     headers = ("ATTENTION", "KEPT FOR A TOKEN AND LAYER", "AT 1 BYTE", "AT 2 BYTES", "TO THIS MODEL")
     yield table(headers, rows)

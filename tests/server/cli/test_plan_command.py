@@ -27,6 +27,8 @@ def test_a_config_json_is_enough() -> None:
     assert "610.000 GiB" in rows["mha"]
     assert "4.289 GiB" in rows["mla"]
     assert "4.885 GiB" in rows["mla-fp8"]
+    assert rows["mla"].endswith("1.00×")
+    assert rows["mla-fp8"].endswith("1.14×"), "656 bytes a row instead of 576"
     assert "671,026,419,200" in rows["all"]
     assert "would not start" in result.output
 
@@ -76,3 +78,13 @@ def test_another_file_is_not_taken_for_the_config_beside_it(tmp_path: Path) -> N
 
 def test_an_empty_device_is_not_this_machine() -> None:
     assert "no device profile is named ''" in str(engine(R1, "--device", "").exception)
+
+
+def test_an_error_of_a_config_json_names_the_file_and_no_option_that_nobody_typed(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"architectures": ["NobodyKnowsThisForCausalLM"]}')
+    error = str(engine(str(config)).exception)
+    assert error.startswith(f"{config}: model.implementation"), error
+    assert "--set" not in error
+    typed = str(engine(str(config), "--set", f"model.source=path:{tmp_path}").exception)
+    assert typed.startswith("--set model.source: ")
