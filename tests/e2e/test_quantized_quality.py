@@ -20,9 +20,7 @@ pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 def measured(*settings: str) -> tuple[float, str]:
     """Perplexity on one long and some short texts, and the quantization that was taken."""
     prompts = json.loads((DATA / "parity.json").read_text())
-    chosen = [
-        p["prompt_token_ids"] for p in prompts if p["id"] in {"chat-5", "code-6", "unicode-5", "long-1"}
-    ]
+    chosen = [p["prompt_token_ids"] for p in prompts if p["id"] in {"chat-5", "code-6", "unicode-5", "long-1"}]
     with LLM(None, ["model.dtype=bfloat16", *settings]) as llm:
         return perplexity(llm.engine, chosen), llm.composition.choices["quantization"].name
 
