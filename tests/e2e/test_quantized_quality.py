@@ -25,8 +25,8 @@ def measured(*settings: str) -> tuple[float, str]:
         return perplexity(llm.engine, chosen), llm.composition.choices["quantization"].name
 
 
-def test_perplexity_of_auto_is_within_one_percent_of_bfloat16() -> None:
-    (exact, _), (found, taken) = measured("quantization=packed"), measured()
-    assert taken == "blocks"
+def test_perplexity_of_blocks_is_within_one_percent_of_bfloat16() -> None:
+    (exact, default), (found, taken) = measured(), measured("quantization=blocks")
+    assert (default, taken) == ("packed", "blocks"), "what auto takes rounds nothing"
     assert found == pytest.approx(exact, rel=0.01)
     assert found != exact

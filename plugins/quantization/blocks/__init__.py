@@ -65,7 +65,7 @@ def quantizations() -> list[QuantizationOffer]:
             ),
             available=missing_kernels,
             requires=linears,
-            rank=60,
+            rank=40,
             bytes_per_weight=EIGHT,
             formats=AS_STORED,
             copies_tied_head=True,
