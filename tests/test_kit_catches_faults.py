@@ -6,7 +6,6 @@ alone, in `FAILS` the claims that may. All of them go through one pytest run of 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -28,11 +27,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Check]:
     folder = tmp_path_factory.mktemp("faults")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-p", "no:cacheprovider"]
-    command += ["-q", "--tb=no", "-Wignore", "--engine-record=record.json", str(FOLDER / "run_faults.py")]
+    command += ["-q", "--tb=no", "-Wignore", "--engine-record=record.jsonl", str(FOLDER / "run_faults.py")]
     environment = os.environ | {"PYTHONPATH": str(FOLDER)}
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stdout + run.stderr
-    return [Check.read(one) for one in json.loads((folder / "record.json").read_text())]
+    return Check.read((folder / "record.jsonl").read_text())
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.errors import EngineError, PluginError, ResourceError
+from engine.errors import ConfigError, EngineError, PluginError, ResourceError
 from engine.server.cli import check as command
 from engine.server.cli.plugins import group
+from engine.testing.verdict import Check
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,3 +110,44 @@ def test_a_run_that_does_not_end_is_given_up() -> None:
     result = CliRunner().invoke(group, ["check", "fcfs", "--timeout", "0.01"])
     assert isinstance(result.exception, EngineError)
     assert "the checks did not end within 0.01 s" in str(result.exception)
+    assert "not checked: the time was up before its checks began" in result.output
+
+
+def test_what_was_found_before_the_time_was_up_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def given_up(command: list[str], **how: object) -> None:
+        record = next(one for one in command if one.startswith("--engine-record=")).partition("=")[2]
+        one = {"suite": "TestOffer0", "claims": [], "reason": "", "seconds": 1.0}
+        quick = {"node": "1", "check": "test_quick", "case": "test_quick", "outcome": "passed"}
+        slow = {"node": "2", "check": "test_slow", "case": "test_slow", "outcome": "unchecked"}
+        Path(record).write_text(f'{json.dumps(one | quick)}\n{json.dumps(one | slow)}\n{{"cut o')
+        raise subprocess.TimeoutExpired(command, 9, output=b"test_offers.py::TestOffer0::test_slow ")
+
+    monkeypatch.setattr(subprocess, "run", given_up)
+    report = tmp_path / "report.json"
+    result = CliRunner().invoke(group, ["check", "fcfs", "--timeout", "9", "--report", str(report)])
+    assert "the last one was TestOffer0::test_slow" in str(result.exception)
+    assert "2 checks, 0 failed, 1 not run to their end" in result.output
+    assert json.loads(report.read_text())[0]["verdicts"][0]["outcome"] == "unchecked"
+
+
+def test_a_run_that_is_killed_leaves_what_it_found(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    tests = "import os\nclass TestIt:\n    def test_one(self): pass\n    def test_two(self): os._exit(9)\n"
+    (tmp_path / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "--engine-record=record.jsonl", "test_it.py"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 9
+    found = Check.read((tmp_path / "record.jsonl").read_text())
+    assert {check.check: check.outcome for check in found} == {"test_one": "passed", "test_two": "unchecked"}
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf"])
+def test_a_time_that_is_none_is_refused(seconds: str) -> None:
+    result = CliRunner().invoke(group, ["check", "fcfs", "--timeout", seconds])
+    assert result.exit_code == 2
+    assert "is no time to wait; give seconds above 0" in result.output
+
+
+def test_a_report_without_a_folder_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(group, ["check", "fcfs", "--report", str(tmp_path / "no/x.json")])
+    assert isinstance(result.exception, ConfigError)
+    assert "there is no folder" in str(result.exception)

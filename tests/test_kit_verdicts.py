@@ -79,6 +79,14 @@ def test_a_claim_fails_with_one_check_and_is_open_without_any() -> None:
     assert "dtypes:any" not in found, "nobody asked about dtypes"
 
 
+def test_a_claim_is_open_while_one_of_its_checks_has_not_ended() -> None:
+    left = a_check("slow", outcome=Outcome.UNCHECKED, reason="it did not run to its end")
+    (found,) = [v for v in verdicts(CAN, [a_check("quick"), left]) if v.claim == "contract"]
+    assert (found.outcome, found.why) == (Outcome.UNCHECKED, "slow did not run to its end")
+    bad = a_check("bad", outcome=Outcome.FAILED)
+    assert verdicts(CAN, [bad, left])[0].outcome is Outcome.FAILED
+
+
 @pytest.fixture
 def results() -> list[Checked]:
     class Plugin:
@@ -107,6 +115,8 @@ def test_a_report_is_json_junit_or_markdown_by_its_suffix(results: list[Checked]
     assert "| `contract` | 1 | 1 | 1 | failed | bad |" in page
 
 
-def test_a_report_of_no_known_format_is_refused_before_anything_runs() -> None:
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"can't tell the format of the report out.pdf; .* \.json, \.xml, \.md"):
-        report.require_format(Path("out.pdf"))
+        report.require_place(Path("out.pdf"))
+    with pytest.raises(ConfigError, match=r"can't be written: there is no folder .*missing; make it first"):
+        report.require_place(tmp_path / "missing/out.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,14 @@ class Checked:
         return f"{self.owned.offer.name}: {noun(self.hook)} of {self.owned.entry.owner}"
 
 
+class OutOfTimeError(EngineError):
+    """The run was given up; `results` is what there was until then."""
+
+    def __init__(self, message: str, results: Sequence[Checked]) -> None:
+        super().__init__(message)
+        self.results = results
+
+
 def check(wanted: Sequence[tuple[str, Owned[Any]]], timeout: float) -> list[Checked]:
     """Hold each offer (its hook and where it comes from) to the suite of its extension point.
 
@@ -47,16 +54,20 @@ def check(wanted: Sequence[tuple[str, Owned[Any]]], timeout: float) -> list[Chec
         timeout: seconds after which the whole run is given up.
 
     Raises:
-        EngineError: pytest could not run, or did not end in time; the sentence says what it said last.
+        OutOfTimeError: it did not end in time; the sentence names the check that ran.
+        EngineError: pytest could not run; the sentence says what it said last.
     """
     objections = {at: _objection(owned) for at, (_, owned) in enumerate(wanted)}
     possible = {f"TestOffer{at}": it for at, it in enumerate(wanted) if not objections[at]}
-    found = _run({name: (hook, owned.offer.name) for name, (hook, owned) in possible.items()}, timeout)
+    found, running = _run({name: (hook, owned.offer.name) for name, (hook, owned) in possible.items()}, timeout)
     results = []
     for at, (hook, owned) in enumerate(wanted):
         checks = [one for one in found if one.suite == f"TestOffer{at}"]
-        judged = [] if objections[at] else verdicts(owned.offer.capabilities, checks)
-        results.append(Checked(hook, owned, checks, judged, objections[at]))
+        objection = objections[at] or ("" if checks or not running else "the time was up before its checks began")
+        judged = [] if objection else verdicts(owned.offer.capabilities, checks)
+        results.append(Checked(hook, owned, checks, judged, objection))
+    if running:
+        raise OutOfTimeError(f"the checks did not end within {timeout:g} s; the last one was {running}", results)
     return results
 
 
@@ -71,12 +82,15 @@ def _objection(owned: Owned[Any]) -> str:
         return str(error)
 
 
-def _run(classes: dict[str, tuple[str, str]], timeout: float) -> list[Check]:
-    """Class name -> hook and offer; the record of a pytest run over a file with these classes."""
+def _run(classes: dict[str, tuple[str, str]], timeout: float) -> tuple[list[Check], str]:
+    """Class name -> hook and offer; the record of a pytest run over a file with these classes.
+
+    And the check that ran when the time was up, or nothing.
+    """
     if not classes:
-        return []
+        return [], ""
     with tempfile.TemporaryDirectory(prefix="engine-check-") as folder:
-        record, tests = Path(folder, "record.json"), Path(folder, "test_offers.py")
+        record, tests = Path(folder, "record.jsonl"), Path(folder, "test_offers.py")
         lines = [f"{name} = installed({hook!r}, {offer!r})" for name, (hook, offer) in classes.items()]
         tests.write_text("\n".join(["from engine.testing.suites import installed", "", *lines, ""]))
         Path(folder, "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
@@ -97,10 +111,10 @@ def _run(classes: dict[str, tuple[str, str]], timeout: float) -> list[Check]:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired as error:
             said = error.stdout.decode(errors="replace") if error.stdout else ""
-            raise EngineError(f"the checks did not end within {timeout:g} s; the last one was {_last(said)}") from None
+            return (Check.read(record.read_text()) if record.exists() else []), _last(said)
         if done.returncode >= _PROBLEM or not record.exists():
             raise EngineError(f"pytest could not run the checks:\n{(done.stdout + done.stderr).strip()}")
-        return [Check.read(one) for one in json.loads(record.read_text())]
+        return Check.read(record.read_text()), ""
 
 
 def _last(output: str) -> str:
@@ -108,4 +122,4 @@ def _last(output: str) -> str:
     return lines[-1].partition("::")[2] if lines else "none: none was begun"
 
 
-__all__ = ["Checked", "check"]
+__all__ = ["Checked", "OutOfTimeError", "check"]

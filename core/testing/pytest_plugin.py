@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ pytest.register_assert_rewrite(*(f"engine.testing.{name}" for name in _OTHERS if
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The file that `engine plugins check` reads."""
     group = parser.getgroup("engine", "conformance of engine plugins")
-    group.addoption("--engine-record", metavar="FILE", help="write what every check of a suite showed to FILE, as JSON")
+    group.addoption("--engine-record", metavar="FILE", help="write what every check showed to FILE, as lines of JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,24 +34,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Collects the outcome of every check, and writes them down when the run ends."""
+    """Writes down the outcome of every check as soon as it ends, so that a run that is killed leaves what it found.
+
+    A line per check when it is collected and another when it has ended; the later one counts.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._path.write_text("")
         self._found: dict[str, dict[str, Any]] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Note what each check is about."""
         for item in items:
             self._found[item.nodeid] = {
+                "node": item.nodeid,
                 "suite": item.parent.name if item.parent else "",
                 "check": getattr(item, "originalname", None) or item.name,
                 "case": item.name,
                 "claims": [claim for mark in item.iter_markers("proves") for claim in mark.args],
-                "outcome": "skipped",
-                "reason": "it did not run",
+                "outcome": "unchecked",
+                "reason": "it did not run to its end",
                 "seconds": 0.0,
             }
+        self._write(self._found.values())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A failure anywhere is a failure; a skip says why."""
@@ -60,9 +66,13 @@ class Recorder:
         if (report.outcome != "passed" or report.when == "call") and found["outcome"] != "failed":
             found["outcome"], found["reason"] = report.outcome, _reason(report)
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the record."""
-        self._path.write_text(json.dumps(list(self._found.values()), indent=1))
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """The check has ended."""
+        self._write([self._found[nodeid]])
+
+    def _write(self, found: Iterable[dict[str, Any]]) -> None:
+        with self._path.open("a") as file:
+            file.writelines(f"{json.dumps(one)}\n" for one in found)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ResourceError
 from engine.testing.check import Checked
 from engine.testing.verdict import Outcome
+
+_NOT_RUN: Final = (Outcome.SKIPPED, Outcome.UNCHECKED)
 
 
 def as_dict(result: Checked) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def as_junit(results: Sequence[Checked]) -> str:
     root = ElementTree.Element("testsuites")
     for result in results:
         outcomes = [check.outcome for check in result.checks]
-        failures, skipped = (str(outcomes.count(outcome)) for outcome in (Outcome.FAILED, Outcome.SKIPPED))
+        failures = str(outcomes.count(Outcome.FAILED))
+        skipped = str(sum(outcomes.count(outcome) for outcome in _NOT_RUN))
         suite = ElementTree.SubElement(
             root, "testsuite", name=result.title, tests=str(len(outcomes)), failures=failures, skipped=skipped
         )
@@ -50,7 +53,7 @@ def as_junit(results: Sequence[Checked]) -> str:
             )
             if check.outcome is Outcome.FAILED:
                 ElementTree.SubElement(case, "failure", message=check.reason.partition("\n")[0]).text = check.reason
-            elif check.outcome is Outcome.SKIPPED:
+            elif check.outcome in _NOT_RUN:
                 ElementTree.SubElement(case, "skipped", message=check.reason)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -78,16 +81,21 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[Checked]], str]]] = {
 """Suffix -> writer."""
 
 
-def require_format(path: Path) -> None:
-    """Raise ConfigError when no report has this suffix; asked before the checks run."""
+def require_place(path: Path) -> None:
+    """Raise ConfigError when no report has this suffix, or there is no such folder; asked before the checks run."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"can't tell the format of the report {path}; let its name end in {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"the report {path} can't be written: there is no folder {path.parent}; make it first")
 
 
 def write(results: Sequence[Checked], path: Path) -> None:
-    """Write the report; raises as `require_format` does."""
-    require_format(path)
-    path.write_text(FORMATS[path.suffix.lower()](results))
+    """Write the report; raises as `require_place` does, and ResourceError when the system refuses to write it."""
+    require_place(path)
+    try:
+        path.write_text(FORMATS[path.suffix.lower()](results), encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"the report {path} can't be written: {error.strerror}; name another file") from None
 
 
-__all__ = ["FORMATS", "as_dict", "as_json", "as_junit", "as_markdown", "require_format", "write"]
+__all__ = ["FORMATS", "as_dict", "as_json", "as_junit", "as_markdown", "require_place", "write"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from engine.capabilities import Capabilities
 from engine.testing.claims import ANY, claims_of, proven_by
@@ -17,7 +17,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    UNCHECKED = "unchecked"  # a claim that no check of the kit is about
+    UNCHECKED = "unchecked"  # a claim that no check of the kit is about, or whose checks did not all run to their end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,11 @@ class Check:
     seconds: float
 
     @staticmethod
-    def read(record: dict[str, Any]) -> Check:
-        """From an entry of the record that the pytest plugin writes."""
-        return Check(**record | {"outcome": Outcome(record["outcome"])})
+    def read(record: str) -> list[Check]:
+        """From what the pytest plugin wrote: lines of JSON, of which the last about a check counts."""
+        lines = [json.loads(line) for line in record.splitlines() if line.endswith("}")]  # one may be cut off
+        found = {line.pop("node"): line for line in lines}
+        return [Check(**one | {"outcome": Outcome(one["outcome"])}) for one in found.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ class Verdict:
 def verdicts(capabilities: Capabilities, checks: Sequence[Check]) -> list[Verdict]:
     """One for each claim, in the order of `claims_of`.
 
-    A claim fails with any check about it, and passes with one that passed and none that failed. `field:any` is listed
+    A claim fails with any check about it, stays open where one did not run to its end, and passes with one that passed
+    and none that failed. `field:any` is listed
     only where a check is about it, for most fields mean nothing to most extension points.
     """
     claimed = claims_of(capabilities)
@@ -65,12 +68,14 @@ def verdicts(capabilities: Capabilities, checks: Sequence[Check]) -> list[Verdic
 
 
 def _verdict(claim: str, checks: Sequence[Check]) -> Verdict:
-    passed, failed, skipped = (
+    passed, failed, skipped, left = (
         [check for check in checks if check.outcome is outcome]
-        for outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
+        for outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.UNCHECKED)
     )
     if failed:
         outcome, why = Outcome.FAILED, ", ".join(dict.fromkeys(check.check for check in failed))
+    elif left:
+        outcome, why = Outcome.UNCHECKED, f"{left[0].case} {left[0].reason.removeprefix('it ')}"
     elif passed:
         outcome, why = Outcome.PASSED, ""
     elif skipped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,26 +19,41 @@ if TYPE_CHECKING:
 
 _HEADERS = ("CLAIM", "CHECKS", "VERDICT", "WHY")
 _TOOLS = ("pytest", "hypothesis")
+_LONGEST = 86_400.0  # seconds
+
+
+def _a_time(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    if not 0 < seconds <= _LONGEST:  # nor is NaN
+        raise click.BadParameter(f"{seconds:g} is no time to wait; give seconds above 0, at most {_LONGEST:g}")
+    return seconds
 
 
 @click.command("check", help="Run the conformance suite on NAME (a component, or a plugin): a verdict per claim.")
 @click.argument("name")
 @click.option("--point", help="Only the component of this extension point, such as kv_cache.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Also write a .json, .xml or .md file.")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds after which to give up.")
+@click.option(
+    "--timeout", type=float, default=600.0, show_default=True, callback=_a_time, help="Seconds after which to give up."
+)
 def command(name: str, point: str | None, report: Path | None, timeout: float) -> None:
     """Ends with 1 when a claim doesn't hold, and with 3 when nothing could be checked on this machine."""
     _require_tools()
     from engine.errors import ResourceError
-    from engine.testing.check import check
-    from engine.testing.report import require_format, write
+    from engine.testing.check import OutOfTimeError, check
+    from engine.testing.report import require_place, write
 
     if report is not None:
-        require_format(report)
-    results = check(_offers(name, find_point(point).HOOK if point else None), timeout)
+        require_place(report)
+    late: OutOfTimeError | None = None
+    try:
+        results: Sequence[Checked] = check(_offers(name, find_point(point).HOOK if point else None), timeout)
+    except OutOfTimeError as error:  # what there is until then is shown before it is said
+        results, late = error.results, error
     click.echo("\n\n".join("\n".join(_describe(result)) for result in results))
     if report is not None:
         write(results, report)
+    if late is not None:
+        raise late
     if any(result.failed for result in results):
         sys.exit(1)
     if all(result.objection for result in results):
@@ -89,7 +104,10 @@ def _describe(result: Checked) -> Iterator[str]:
     for check in failed:
         yield f"\n  {check.case}"
         yield from (f"    {line}" for line in check.reason.splitlines()[:8])
-    yield f"\n  {len(result.checks)} checks, {len(failed)} failed, {sum(c.seconds for c in result.checks):.1f} s"
+    left = sum(check.outcome == "unchecked" for check in result.checks)
+    unfinished = f", {left} not run to their end" if left else ""
+    seconds = sum(check.seconds for check in result.checks)
+    yield f"\n  {len(result.checks)} checks, {len(failed)} failed{unfinished}, {seconds:.1f} s"
 
 
 __all__ = ["command"]
