@@ -57,6 +57,9 @@ class KVLayout:
     one run of bytes and a connector can move it without knowing what is inside. `axes` names the dimensions of each
     part: "token" is the one that counts tokens (or groups of them, whose members lie in a later dimension), "head" the
     KV heads, all other names are free. With them KV can be moved between engines of different page sizes.
+
+    The names of the parts say which of `Capabilities.layouts` this is, and the kit judges that claim by them
+    alone: "k" and "v", in this order, are `split`; "latent" alone is `latent`; any other names are `packed`.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
