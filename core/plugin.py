@@ -37,7 +37,7 @@ def _named(value: Any) -> Any:
 class WrapperOptions(Options):
     """Base of the options of a component that wraps another (`Offer.wraps`)."""
 
-    inner: Annotated[Inner, BeforeValidator(_named)] = Field(default=Inner(), description="The component that is wrapped.")
+    inner: Annotated[Inner, BeforeValidator(_named)] = Field(default=Inner(), description="What is wrapped.")
 
 
 def runs_anywhere(device: DeviceProfile) -> str | None:

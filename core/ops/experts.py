@@ -23,7 +23,7 @@ def route(x: Tensor, weight: Tensor, correction: Tensor | None, rule: Routing) -
     scores = logits.sigmoid() if rule.scoring == "sigmoid" else logits.softmax(-1)
     ranked = scores if correction is None else scores + correction.float()
     if rule.groups > 1:
-        grouped = ranked.unflatten(-1, (rule.groups, -1))
+        grouped = ranked.view(len(ranked), rule.groups, -1)
         strength = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1) if rule.corrected else grouped.amax(-1)
         kept = torch.zeros_like(strength, dtype=torch.bool)
         kept.scatter_(-1, strength.topk(rule.chosen_groups, -1).indices, True)

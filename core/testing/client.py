@@ -128,7 +128,8 @@ class ScriptedClient:
         """Numbers of an engine that has done nothing; what was asked for is kept."""
         self.controls.append((verb, arguments))
         if verb != "stats":
-            return {"reset_cache": {"pages": 3}, "trace": {"spans": []}}.get(verb, {})
+            answers: dict[str, dict[str, Any]] = {"reset_cache": {"pages": 3}, "trace": {"spans": []}}
+            return answers.get(verb, {})
         cache = dict.fromkeys(("free", "cached", "held", "lookup_tokens", "hit_tokens", "evicted_pages"), 0)
         return {
             "kv_cache": {"pages": 64, **cache},

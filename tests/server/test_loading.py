@@ -9,12 +9,12 @@ import pytest
 from engine.config.model import EngineConfig
 from engine.errors import EngineError, ResourceError
 from engine.hooks import hookimpl
+from engine.model_tokenizer import load_tokenizer
 from engine.plugin import Offer, Options
 from engine.registry import Registry
 from engine.server.app import create_app
 from engine.server.cli.serve import bind
 from engine.server.lifecycle import serve
-from engine.model_tokenizer import load_tokenizer
 from engine.server.metrics import Metrics
 from engine.server.state import ServerState
 from engine.specs.weight_loader import WeightLoader, WeightSource
