@@ -19,8 +19,7 @@ BUILDS = [
     Build(cache="paged"),
     Build(cache="radix", chunk=64, speculator="ngram"),
     Build(cache="radix", pair="local"),
-    Build(cache="paged", chunk=64, speculator="ngram", pair="local"),
-    Build(cache="radix", speculator="ngram", pair="tcp", producer_page=32),
+    Build(cache="paged", chunk=64, speculator="ngram", pair="tcp", producer_page=32),
 ]
 TRAFFIC = [
     Traffic(),
