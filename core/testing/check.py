@@ -119,7 +119,7 @@ def _run(classes: dict[str, tuple[str, str]], timeout: float) -> tuple[list[Chec
 
 def _last(output: str) -> str:
     lines = [line for line in output.splitlines() if "::" in line]
-    return lines[-1].partition("::")[2] if lines else "none: none was begun"
+    return lines[-1].partition("::")[2].strip() if lines else "none: none was begun"
 
 
 __all__ = ["Checked", "OutOfTimeError", "check"]
