@@ -26,7 +26,7 @@ COARSE = 0.35
 FAITHFUL = 0.02
 """What a faithful product may differ: weights and inputs of 8 bits come to about 0.01."""
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def checkpoint() -> TensorWeights:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from engine.device import detect
 from engine.ops.reference import TorchOps
+from engine.plugins.quantization import narrow
+from engine.testing.quantization import QuantizationConformance
 
 pytest.importorskip("triton")
 
@@ -18,6 +21,17 @@ from engine.plugins.quantization.narrow.linear import MOST_ROWS, NarrowLinear, W
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = [(200, 256), (96, 2048), (70, 96)]  # one part, several parts of k, a depth of 32
+
+
+(DECLARED,) = narrow.quantizations()
+INTERPRETED = replace(DECLARED.capabilities, devices=frozenset({"cpu"}), dtypes=frozenset({"float16"}))
+"""The interpreter knows no bfloat16."""
+
+
+class TestNarrow(QuantizationConformance):
+    offer = DECLARED if torch.cuda.is_available() else replace(DECLARED, capabilities=INTERPRETED)
+    module = "engine.plugins.quantization.narrow"
+    device = detect()
 
 
 def draw(*shape: int, size: float = 1.0) -> Tensor:
