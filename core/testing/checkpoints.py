@@ -27,6 +27,7 @@ TINY: Final[Mapping[str, Any]] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
     "initializer_range": 0.15,
+    "init_std": 0.15,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
