@@ -102,7 +102,7 @@ def cluster(folder: Path, *commands: str) -> list[str]:
     return [sys.executable, str(script)]
 
 
-WAITING = "import time; time.sleep(1); print('up', flush=True); time.sleep(600)"
+WAITING = r"import os, time; time.sleep(1); os.write(1, b'up\n'); time.sleep(600)"  # one write, not two that may mix
 
 
 def test_the_cluster_ends_with_its_parts(tmp_path: Path) -> None:
