@@ -20,7 +20,7 @@ class PeerConnector(KVConnector):
     """See `KVConnector`."""
 
     def __init__(
-        self, transport: Transport, *, role: Role, schema: KVSchema, engine_id: str, options: PeerOptions
+        self, transport: Transport[Any], *, role: Role, schema: KVSchema, engine_id: str, options: PeerOptions
     ) -> None:
         self._transport, self._options = transport, options
         self._role, self._schema, self._engine_id = Role(role), schema, engine_id

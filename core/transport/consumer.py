@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from engine.specs.kv_connector import EventKind, KVSchema
+from engine.transport.blocks import BlockPool, Blocks
 from engine.transport.channel import Channel
 from engine.transport.frames import Ack, Cancel, Done, Grant, Open, ProtocolError, Refuse, Renew
-from engine.transport.grid import Blocks, Grid
 from engine.transport.loop import Loop
 from engine.transport.options import PeerOptions
 from engine.transport.outbox import Outbox
@@ -31,7 +31,7 @@ class _Fetch:
     request_id: str
     handle: Handle
     block: int  # tokens
-    grid: Grid
+    grid: BlockPool
     blocks: Blocks
     first: int  # of the publication's blocks
     deadline: float  # of the next sign of progress
@@ -50,7 +50,13 @@ class Consumer(Loop):
     """Runs the fetches of one engine: each asked at once, pulled in turns."""
 
     def __init__(
-        self, transport: Transport, engine_id: str, schema: KVSchema, grid: Grid, outbox: Outbox, options: PeerOptions
+        self,
+        transport: Transport[Any],
+        engine_id: str,
+        schema: KVSchema,
+        grid: BlockPool,
+        outbox: Outbox,
+        options: PeerOptions,
     ) -> None:
         super().__init__(f"kv-{transport.name}-consumer-{engine_id}")
         self._transport, self._schema, self._grid, self._outbox = transport, schema, grid, outbox
@@ -158,7 +164,8 @@ class Consumer(Loop):
         for channel in [channel for channel, deadline in self._parting.items() if deadline <= now]:
             self._hang_up(channel)
         waiting = [self._due(fetch, now) for fetch in self._open_fetches()]
-        return min([*waiting, *self._parting.values()], default=None)
+        turn = self._transport.consumer_turn(now)
+        return min([*waiting, *self._parting.values(), *([] if turn is None else [turn])], default=None)
 
     def _open_fetches(self) -> list[_Fetch]:
         with self._lock:

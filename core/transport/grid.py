@@ -1,23 +1,20 @@
-"""Pages as bytes: one numpy view per part and layer, cut into blocks, digested and moved without looking inside.
+"""Pages in host memory as bytes: one numpy view per part and layer, cut into blocks and moved without looking inside.
 
-The digest of a block is multilinear (Carter and Wegman, 1981): the sum of its 64-bit words, each times an odd weight of
-its own, modulo 2^64. It sees any change of one word and, with near certainty, any mix-up, early reuse or missing piece;
-it is no guard against somebody who forges. It was chosen by speed, in GB/s over 35 MB on one core: this 19 where pages
-are neighbours and 6 where they are scattered, CRC-32 2.8, SHA-256 1.4, BLAKE2b 0.9.
+The digest was chosen by speed, in GB/s over 35 MB on one core: this 19 where pages are neighbours and 6 where they are
+scattered, CRC-32 2.8, SHA-256 1.4, BLAKE2b 0.9.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.transport.blocks import BlockPool, Blocks, Digests, word_bytes, word_weights
 from engine.transport.schema import Cut
 
 if TYPE_CHECKING:
@@ -25,12 +22,10 @@ if TYPE_CHECKING:
 
 Part = NDArray[np.uint8]
 Words = NDArray[np.unsignedinteger[Any]]
-Blocks = NDArray[np.intp]
-"""Block ids, int [n]: page id times blocks a page, plus the place in the page."""
 
 
-class Grid:
-    """The pool of one engine, cut into blocks. Blocks are pages unless `cut` says otherwise."""
+class Grid(BlockPool):
+    """See the module."""
 
     def __init__(self, parts: Sequence[Part], cuts: Sequence[Cut] | None = None) -> None:
         """`parts`: uint8 [num_pages, bytes] each, layer by layer; rows are dense, but may be apart."""
@@ -54,9 +49,9 @@ class Grid:
                 parts.append(tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy())
         return cls(parts)
 
-    def cut(self, cuts: Sequence[Cut]) -> Grid:
-        """The same pool in other blocks; `cuts` are those of the parts of one layer."""
-        return Grid(self._parts, list(cuts) * (len(self._parts) // len(cuts)))
+    def cut(self, cuts: Sequence[Cut]) -> Self:
+        """See `BlockPool.cut`."""
+        return type(self)(self._parts, list(cuts) * (len(self._parts) // len(cuts)))
 
     def of_buffer(self, buffer: Any, layout: Sequence[tuple[int, int]], num_pages: int, cuts: Sequence[Cut]) -> Grid:
         """The grid over a peer's memory: per part the offset of page 0 and the bytes from page to page.
@@ -84,28 +79,13 @@ class Grid:
 
     @property
     def widths(self) -> list[int]:
-        """Bytes of one block in each part."""
+        """See `BlockPool.widths`."""
         return [part.shape[1] // cut.per_page for part, cut in zip(self._parts, self._cuts, strict=True)]
 
     @property
     def num_pages(self) -> int:
-        """Pages in the pool."""
+        """See `BlockPool.num_pages`."""
         return len(self._parts[0])
-
-    def check(self, pages: Sequence[int]) -> None:
-        """Refuse page ids that the pool doesn't have.
-
-        Raises:
-            ValueError: with the first of them.
-        """
-        if (stray := next((page for page in pages if not 0 <= page < self.num_pages), None)) is not None:
-            raise ValueError(f"the KV pool has no page {stray}, it has {self.num_pages}")
-
-    def blocks(self, pages: Sequence[int]) -> Blocks:
-        """The ids of the blocks of these pages, in their order."""
-        starts = np.array(pages, np.intp) * self.per_page
-        blocks: Blocks = (starts[:, None] + np.arange(self.per_page)).ravel()
-        return blocks
 
     def layout(self, base: int, size: int) -> list[tuple[int, int]]:
         """Offset and page stride of each part within the `size` bytes of memory at address `base`.
@@ -128,12 +108,10 @@ class Grid:
     def _weights(self) -> list[NDArray[np.uint64]]:
         """Of the words of a block, part by part: the same in every process."""
         counts = [cells[0].size // cut.per_page for cells, cut in zip(self._cells, self._cuts, strict=True)]
-        stream = hashlib.shake_128(b"engine KV page digest").digest(8 * sum(counts))
-        weights = np.frombuffer(stream, np.dtype("<u8")) | np.uint64(1)
-        return np.split(weights, np.cumsum(counts)[:-1])
+        return word_weights(counts)
 
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
-        """A 64-bit digest of each block over all layers."""
+        """See `BlockPool.digests`."""
         at, total = self._at(blocks), np.zeros(len(blocks), np.uint64)
         for cells, weights in zip(self._cells, self._weights, strict=True):
             total += _weigh(cells[at].reshape(len(blocks), len(weights)), weights)
@@ -158,6 +136,15 @@ class Grid:
             total += _weigh(rows if chosen is None else rows[chosen], weights)
         return [int(digest) for digest in total]
 
+    def gather(self, blocks: Blocks, into: Tensor) -> None:
+        """See `BlockPool.gather`."""
+        self.over(into.numpy(), len(blocks)).copy(range(len(blocks)), self, blocks)
+
+    def scatter(self, blocks: Blocks, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
+        """See `BlockPool.scatter`."""
+        digests = self.copy(blocks, self.over(source.numpy(), len(blocks)), range(len(blocks)), chosen)
+        return lambda: digests
+
     def _at(self, blocks: Sequence[int] | Blocks) -> tuple[Any, ...]:
         """What picks the blocks out of any part's cells."""
         ids = np.asarray(blocks, np.intp)
@@ -181,7 +168,7 @@ class Grid:
 
 def _cells(part: Part, cut: Cut) -> Words:
     """Words [num_pages, words], or [num_pages, outer, blocks a page, words] where pages are cut."""
-    words = part.view(f"u{math.gcd(part.shape[1] // (cut.outer * cut.per_page), 8)}")
+    words = part.view(f"u{word_bytes(part.shape[1], cut)}")
     return words if cut.per_page == 1 else words.reshape(len(part), cut.outer, cut.per_page, -1)
 
 
@@ -243,4 +230,4 @@ def needed_bytes(layout: Sequence[tuple[int, int]], widths: Sequence[int], num_p
     )
 
 
-__all__ = ["Blocks", "Grid", "needed_bytes", "stretches"]
+__all__ = ["Grid", "needed_bytes", "stretches"]

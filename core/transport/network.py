@@ -6,33 +6,23 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from engine.transport.channel import TO_CONSUMER, TO_PRODUCER, Channel
 from engine.transport.greeting import GreetedChannel
-from engine.transport.grid import Grid
 from engine.transport.options import NetworkOptions
-from engine.transport.wire import Transport
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from engine.transport.wire import Pool, Transport
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class NetworkTransport(Transport):
+class NetworkTransport(Transport[Pool]):
     """The meeting; subclasses add the moving."""
 
     def __init__(self, name: str, options: NetworkOptions) -> None:
         self.name, self._options = name, options
         self._secret = options.secret.get_secret_value()
         self._peers: list[Network] = [ipaddress.ip_network(network) for network in options.peers]
-
-    def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
-        """See `Transport.grid`."""
-        return Grid.of_pool(pool)
 
     def listen(self) -> tuple[socket.socket, str]:
         """See `Transport.listen`."""

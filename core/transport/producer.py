@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.specs.kv_connector import EventKind, KVSchema
+from engine.transport.blocks import BlockPool, Blocks
 from engine.transport.channel import Channel
 from engine.transport.frames import Ack, Cancel, Done, Grant, Open, ProtocolError, Refuse, Renew, Word
-from engine.transport.grid import Blocks, Grid
 from engine.transport.loop import Loop
 from engine.transport.outbox import Outbox
 from engine.transport.publications import Publication, Publications
@@ -40,7 +40,13 @@ class Producer(Loop):
     """Serves the publications of one engine."""
 
     def __init__(
-        self, transport: Transport, engine_id: str, schema: KVSchema, grid: Grid, outbox: Outbox, peer_timeout: float
+        self,
+        transport: Transport[Any],
+        engine_id: str,
+        schema: KVSchema,
+        grid: BlockPool,
+        outbox: Outbox,
+        peer_timeout: float,
     ) -> None:
         """Listen and start.
 
@@ -137,7 +143,7 @@ class Producer(Loop):
         self._outbox.post(EventKind.RENEWED, publication.request_id)
         self._grant(peer)
 
-    def _cut(self, block: int) -> Grid:
+    def _cut(self, block: int) -> BlockPool:
         """The pool in blocks of so many tokens."""
         if block not in self._grids:
             self._grids[block] = self._grid.cut(cuts(self._schema, block))
@@ -159,7 +165,7 @@ class Producer(Loop):
         peer.channel.send(Grant(self._schema, digests, publication.lease_seconds, detail))
         self._transport.granted(peer.channel, grid, blocks)
 
-    def _digests(self, publication: Publication, asked: Open, grid: Grid, blocks: Blocks) -> list[int]:
+    def _digests(self, publication: Publication, asked: Open, grid: BlockPool, blocks: Blocks) -> list[int]:
         """Those from the time of publishing. For other blocks they are made now, if the pages are still the same."""
         if grid is self._grid:
             return publication.digests[asked.first : asked.first + asked.count]
@@ -229,9 +235,11 @@ class Producer(Loop):
             else:
                 writing = selectors.EVENT_WRITE if peer.channel.backlog else 0
                 self._selector.modify(peer.channel, selectors.EVENT_READ | writing, peer)
+        turn = self._transport.producer_turn(now)
         if undigested:
             return now
-        return min((peer.deadline for peer in self._peers if peer.deadline is not None), default=None)
+        deadlines = [peer.deadline for peer in self._peers if peer.deadline is not None]
+        return min([*deadlines, *([] if turn is None else [turn])], default=None)
 
     def _abandon(self, reason: str) -> None:
         for peer in list(self._peers):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.transport.grid import Grid
+from engine.transport.blocks import BlockPool
 
 DIGEST_BYTES: Final = 2**25
 """Digested in one turn of the loop (about 6 ms), so that a long publication delays no answer for long."""
@@ -32,9 +32,9 @@ class Publication:
 class Publications:
     """Added and withdrawn on the scheduler's thread, digested and found on the producer's."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: BlockPool) -> None:
         self._grid = grid
-        self._slice = max(1, DIGEST_BYTES // sum(grid.widths))
+        self._slice = max(1, DIGEST_BYTES // grid.block_bytes)
         self.lock = threading.Lock()
         """Over the tables and the flags of publications."""
         self._by_id: dict[str, Publication] = {}

@@ -5,20 +5,22 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.specs.kv_connector import KVSchema
+from engine.transport.blocks import BlockPool, Blocks
 from engine.transport.channel import Channel
-from engine.transport.grid import Blocks, Grid
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 Checks = NDArray[np.bool_]
+
+Pool = TypeVar("Pool", bound=BlockPool)
 
 
 class Offered(NamedTuple):
@@ -52,7 +54,7 @@ class Incoming(ABC):
         """The fetch ended, however it did: write no more, and let go of everything."""
 
 
-class Transport(ABC):
+class Transport(ABC, Generic[Pool]):
     """Made with the connector. Unless said otherwise, methods run on the scheduler's thread, before the ends start."""
 
     name: str
@@ -62,7 +64,7 @@ class Transport(ABC):
         """See `KVConnector.allocate`; called for producers only."""
         return None
 
-    def attach(self, pool: Sequence[tuple[Tensor, ...]], grid: Grid, wake: Callable[[], None]) -> None:  # noqa: B027
+    def attach(self, pool: Sequence[tuple[Tensor, ...]], grid: Pool, wake: Callable[[], None]) -> None:
         """The pool is there; `wake` makes the consumer look at what is incoming, from any thread.
 
         Raises:
@@ -70,7 +72,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
+    def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> Pool:
         """The pool as blocks."""
 
     @abstractmethod
@@ -99,22 +101,31 @@ class Transport(ABC):
             ProtocolError: it is no consumer of ours. The socket is closed.
         """
 
-    def offer(self, channel: Channel, grid: Grid, blocks: Blocks) -> bytes:
+    def offer(self, channel: Channel, grid: Pool, blocks: Blocks) -> bytes:
         """What the consumer must know beside the digests; on the producer's thread, just before the grant goes out."""
         return b""
 
-    def granted(self, channel: Channel, grid: Grid, blocks: Blocks) -> None:  # noqa: B027
+    def granted(self, channel: Channel, grid: Pool, blocks: Blocks) -> None:
         """The grant went out; on the producer's thread. A transport that pushes begins now."""
 
-    def heard(self, channel: Channel, body: bytes) -> None:  # noqa: B027
+    def heard(self, channel: Channel, body: bytes) -> None:
         """The consumer sent a word of this transport's own; on the producer's thread.
 
         Raises:
             ProtocolError: it makes no sense.
         """
 
+    def producer_turn(self, now: float) -> float | None:
+        """Do a bounded amount of what is due at the producer's end, on its thread; returns the time of the next call,
+        None to wait for news. `now` is monotonic."""
+        return None
+
+    def consumer_turn(self, now: float) -> float | None:
+        """The same at the consumer's end, on its thread; called after its fetches were pulled."""
+        return None
+
     @abstractmethod
-    def receive(self, channel: Channel, offer: Offered, grid: Grid, blocks: Blocks, checks: Checks) -> Incoming:
+    def receive(self, channel: Channel, offer: Offered, grid: Pool, blocks: Blocks, checks: Checks) -> Incoming:
         """Begin to fill `blocks` of `grid` with what was granted; on the consumer's thread.
 
         Args:
@@ -124,8 +135,8 @@ class Transport(ABC):
             ValueError: the offer makes no sense.
         """
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Both ends have stopped: release everything."""
 
 
-__all__ = ["Checks", "Incoming", "Offered", "Transport"]
+__all__ = ["Checks", "Incoming", "Offered", "Pool", "Transport"]

@@ -14,9 +14,10 @@ import numpy as np
 
 from engine.plugins.kv_connectors.local.channel import FileChannel
 from engine.plugins.kv_connectors.local.memory import SharedMemory, map_peer
+from engine.transport.blocks import Blocks
 from engine.transport.channel import TO_CONSUMER, TO_PRODUCER, Channel
 from engine.transport.frames import ProtocolError
-from engine.transport.grid import Blocks, Grid, needed_bytes
+from engine.transport.grid import Grid, needed_bytes
 from engine.transport.schema import cuts
 from engine.transport.wire import Checks, Incoming, Offered, Transport
 
@@ -37,7 +38,7 @@ class Place(msgspec.Struct, frozen=True):
 PLACE: Final = msgspec.msgpack.Decoder(Place)
 
 
-class LocalTransport(Transport):
+class LocalTransport(Transport[Grid]):
     """See `Transport`. A producer's pool must lie in the memory that `allocate` returned."""
 
     name = "local"

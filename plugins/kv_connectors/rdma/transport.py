@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from engine.plugins.kv_connectors.rdma.agent import Agent, Read
+from engine.transport.blocks import Blocks
 from engine.transport.channel import Channel
-from engine.transport.grid import Blocks, Grid, needed_bytes, stretches
+from engine.transport.grid import Grid, needed_bytes, stretches
 from engine.transport.network import NetworkTransport
 from engine.transport.options import NetworkOptions
 from engine.transport.schema import cuts
@@ -35,12 +36,16 @@ class Memory(msgspec.Struct, frozen=True):
 MEMORY: Final = msgspec.msgpack.Decoder(Memory)
 
 
-class RdmaTransport(NetworkTransport):
+class RdmaTransport(NetworkTransport[Grid]):
     """See `Transport`."""
 
     def __init__(self, options: NetworkOptions) -> None:
         super().__init__("rdma", options)
         self._agent: Agent | None = None
+
+    def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
+        """See `Transport.grid`."""
+        return Grid.of_pool(pool)
 
     def attach(self, pool: Sequence[tuple[Tensor, ...]], grid: Grid, wake: Callable[[], None]) -> None:
         """Register the pool."""

@@ -6,17 +6,21 @@ The stream is cut into slices of blocks; a slice is sent part by part, so that n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
+from engine.transport.blocks import Blocks
 from engine.transport.channel import Channel
-from engine.transport.grid import Blocks, Grid
+from engine.transport.grid import Grid
 from engine.transport.network import NetworkTransport
 from engine.transport.options import NetworkOptions
 from engine.transport.wire import Checks, Incoming, Offered
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SLICE_BYTES: Final = 2**21
 """Small enough to be digested while it is in the cache that it was received into."""
@@ -31,11 +35,15 @@ class Slices(msgspec.Struct, frozen=True):
 SLICES: Final = msgspec.msgpack.Decoder(Slices)
 
 
-class TcpTransport(NetworkTransport):
+class TcpTransport(NetworkTransport[Grid]):
     """See `Transport`."""
 
     def __init__(self, options: NetworkOptions) -> None:
         super().__init__("tcp", options)
+
+    def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
+        """See `Transport.grid`."""
+        return Grid.of_pool(pool)
 
     def offer(self, channel: Channel, grid: Grid, blocks: Blocks) -> bytes:
         """See `Transport.offer`."""
