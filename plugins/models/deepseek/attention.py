@@ -22,42 +22,27 @@ INNER_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queries:
-    """From hidden states to queries: one product, or two with a norm between."""
-
-    up: Linear  # rows of each head: without position, then rotary
-    down: Linear | None = None
-    norm: Tensor | None = None  # [q_rank]
-
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        """[T, hidden] -> [T, heads * (nope + rope_dim)]."""
-        if self.down is not None and self.norm is not None:
-            x = ops.rms_norm(self.down(x), self.norm, INNER_EPS)
-        return self.up(x)
-
-    def tensors(self) -> tuple[Linear | Tensor | None, ...]:
-        """What it holds."""
-        return self.up, self.down, self.norm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """The attention of one layer."""
+    """The attention of one layer. `up` makes queries of their compression, where the model compresses them."""
 
-    queries: Queries
-    row: Linear  # rows of the latent, then of the rotary key
+    down: Linear  # rows of the queries or of their compression, then of the latent, then of the rotary key
     latent_norm: Tensor  # [latent]
     key_up: Tensor  # [heads, nope, latent]
     value_up: Tensor  # [heads, latent, v_dim]
     out: Linear
+    query_norm: Tensor | None = None  # [q_rank]
+    up: Linear | None = None  # rows of each head: without position, then rotary
 
     def __call__(
         self, index: int, x: Tensor, positions: Tensor, cos_sin: Tensor, shape: DeepseekShape, ops: Ops, step: Forward
     ) -> Tensor:
         """[T, hidden] -> [T, hidden]; stores one row [latent + rope_dim] for each token."""
-        queries = self.queries(x, ops).view(-1, shape.heads, shape.nope + shape.rope_dim)
+        made = self.down(x)
+        first, latent, key = made.split_with_sizes((made.shape[1] - shape.row, shape.latent, shape.rope_dim), -1)
+        if self.up is not None and self.query_norm is not None:
+            first = self.up(ops.rms_norm(first, self.query_norm, INNER_EPS))
+        queries = first.view(-1, shape.heads, shape.nope + shape.rope_dim)
         fixed, turned = queries.split_with_sizes((shape.nope, shape.rope_dim), -1)
-        latent, key = self.row(x).split_with_sizes((shape.latent, shape.rope_dim), -1)
         ops.rope(turned, key[:, None], positions, cos_sin)
         stored = torch.cat((ops.rms_norm(latent, self.latent_norm, INNER_EPS), key), -1)[:, None]
         absorbed = torch.bmm(fixed.transpose(0, 1), self.key_up).transpose(0, 1)
@@ -66,7 +51,8 @@ class LatentAttention:
 
     def tensors(self) -> tuple[Linear | Tensor | None, ...]:
         """What it holds."""
-        return *self.queries.tensors(), self.row, self.latent_norm, self.key_up, self.value_up, self.out
+        up = (self.query_norm, self.up)
+        return self.down, *up, self.latent_norm, self.key_up, self.value_up, self.out
 
 
 def split_up_projection(weight: Tensor, shape: DeepseekShape) -> tuple[Tensor, Tensor]:
@@ -76,4 +62,4 @@ def split_up_projection(weight: Tensor, shape: DeepseekShape) -> tuple[Tensor, T
     return key.contiguous(), value.transpose(1, 2).contiguous()
 
 
-__all__ = ["LatentAttention", "Queries", "split_up_projection"]
+__all__ = ["LatentAttention", "split_up_projection"]

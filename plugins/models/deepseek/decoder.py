@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.ops import Ops
 from engine.ops.experts import mix, route
 from engine.ops.rope_table import rope_table
-from engine.plugins.models.deepseek.attention import LatentAttention, Queries, split_up_projection
+from engine.plugins.models.deepseek.attention import LatentAttention, split_up_projection
 from engine.plugins.models.deepseek.shape import DeepseekShape, tensors
 from engine.plugins.models.deepseek.source import DeepseekSource
 from engine.routing import Routing
@@ -109,6 +109,9 @@ class DeepseekDecoder(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).float()
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._embedding[tokens]
+
     def weight_bytes(self) -> int:
         shared = self._head.dense() is self._embedding
         held: list[Linear | Tensor | None] = [self._embedding, self._first_norm, None if shared else self._head]
@@ -181,22 +184,15 @@ class _Reader:
 
     def _attention(self, at: str) -> LatentAttention:
         key_up, value_up = split_up_projection(self.dense(f"{at}.kv_b_proj"), self.shape)
+        compressed = self.shape.q_rank is not None
         return LatentAttention(
-            queries=self._queries(at),
-            row=self.linear(f"{at}.kv_a_proj_with_mqa"),
+            down=self.linear(f"{at}.{'q_a_proj' if compressed else 'q_proj'}", f"{at}.kv_a_proj_with_mqa"),
+            query_norm=self.dense(f"{at}.q_a_layernorm") if compressed else None,
+            up=self.linear(f"{at}.q_b_proj") if compressed else None,
             latent_norm=self.dense(f"{at}.kv_a_layernorm"),
             key_up=key_up,
             value_up=value_up,
             out=self.linear(f"{at}.o_proj"),
-        )
-
-    def _queries(self, at: str) -> Queries:
-        if self.shape.q_rank is None:
-            return Queries(up=self.linear(f"{at}.q_proj"))
-        return Queries(
-            down=self.linear(f"{at}.q_a_proj"),
-            norm=self.dense(f"{at}.q_a_layernorm"),
-            up=self.linear(f"{at}.q_b_proj"),
         )
 
     def _mlp(self, at: str) -> Mlp:
