@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from engine.deadline import Overdue, within
 from engine.errors import EngineError, PluginError
@@ -18,7 +18,9 @@ READERS: Final = frozenset({"models", "executors"})
 """Extension points whose `build` reads the weights: it may take any time, belongs on its caller's thread, and an
 OSError, ValueError or KeyError it raises is about the checkpoint."""
 
-_CLASSES: Final[Mapping[str, type]] = {point.HOOK: getattr(point, "BUILDS", object) for point in POINTS}
+_CLASSES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    point.HOOK: getattr(point, "BUILDS", object) for point in POINTS
+}
 
 
 class Source(NamedTuple):
@@ -55,9 +57,10 @@ def built(source: Source, build: Callable[[], T], seconds: float = BUILD_SECONDS
         raise source.blamed(f"{error} from build (plugins.build_seconds)") from None
     except (Exception, SystemExit) as error:
         raise source.blamed(f"can't be built: {type(error).__name__}: {error}") from error
-    expected: Any = _CLASSES[source.point]
+    expected = _CLASSES[source.point]
     if not isinstance(made, expected):
-        raise source.blamed(f"builds a {type(made).__name__}, expected a subclass of {expected.__name__}")
+        wanted = " or ".join(one.__name__ for one in (expected if isinstance(expected, tuple) else (expected,)))
+        raise source.blamed(f"builds a {type(made).__name__}, expected a subclass of {wanted}")
     return made
 
 

@@ -41,7 +41,7 @@ class Flag(StrEnum):
     """Properties that are either there or not."""
 
     GRAPH_SAFE = "graph_safe"  # may run inside a captured CUDA graph
-    HIDDEN_STATES = "hidden_states"  # model: shows the state that enters each layer to who taps it
+    HIDDEN_STATES = "hidden_states"  # model: shows the state that enters each layer to who taps it, and embeds tokens
     LINEARS = "linears"  # model: takes its linear layers from the quantization
     SOFTCAP = "softcap"  # attention: logit soft-capping
     PREFIX_REUSE = "prefix_reuse"  # KV cache: pages of a finished request can be matched again

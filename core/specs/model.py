@@ -86,6 +86,16 @@ class Model(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocab]; may be a view into a buffer that the next call overwrites."""
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the input embedding: int64 [...] -> [..., hidden], before whatever the model does to them.
+
+        Whoever claims `hidden_states` tells them; it is asked by speculators, not on plain steps.
+
+        Raises:
+            ValueError: this implementation doesn't tell.
+        """
+        raise ValueError(f"the model {type(self).__name__} does not show its embedding, which the speculator needs")
+
     @abstractmethod
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory."""

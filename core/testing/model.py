@@ -238,13 +238,16 @@ class ModelConformance(OfferConformance):
 
     @proves("flags:hidden_states")
     def test_taps_show_every_layer(self, built: Model, texts: list[list[int]]) -> None:
-        """The state that enters each layer, and the one before the final norm."""
+        """The state that enters each layer, and the one before the final norm; and the embedding of any tokens."""
         self.require(Needs(flags=frozenset({Flag.HIDDEN_STATES})))
         step = DenseForward(built.profile, [len(texts[0])])
         with torch.inference_mode():
             built.forward(torch.tensor(texts[0]), torch.arange(len(texts[0])), step)
         assert sorted(step.tapped) == list(range(built.profile.layers + 1))
         assert all(hidden.shape == (len(texts[0]), built.profile.hidden_size) for hidden in step.tapped.values())
+        embedded = built.embed(torch.tensor([texts[0], texts[0][::-1]]))
+        assert embedded.shape == (2, len(texts[0]), built.profile.hidden_size)
+        torch.testing.assert_close(embedded[0], embedded[1].flip(0))
 
     def test_weights_are_counted(self, built: Model) -> None:
         """In float32: four bytes a parameter, a quantization's padding aside."""

@@ -80,6 +80,9 @@ class Decoder(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).float()
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._embedding[tokens]
+
     def weight_bytes(self) -> int:
         linears = [x for layer in self._layers for x in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         vectors = [x for layer in self._layers for x in (layer.q_norm, layer.k_norm, layer.mlp_norm, layer.next_norm)]

@@ -44,6 +44,9 @@ class TransformersModel(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._body.get_input_embeddings()(tokens)  # type: ignore[no-any-return]
+
     def weight_bytes(self) -> int:
         return self._bytes
 
