@@ -221,7 +221,7 @@ class EagleModule(nn.Module):
 
 def _rotated(heads: Tensor, cos_sin: Tensor) -> Tensor:
     """[B, H, T, head_dim], the first half of its rotated elements turned with the second."""
-    turned, rest = heads.split((cos_sin.shape[-1], heads.shape[-1] - cos_sin.shape[-1]), -1)
+    turned, rest = heads.split_with_sizes((cos_sin.shape[-1], heads.shape[-1] - cos_sin.shape[-1]), -1)
     cos, sin = cos_sin.unsqueeze(1).to(heads.dtype).chunk(2, -1)
     first, second = turned.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
