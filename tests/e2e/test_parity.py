@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 BUILDS = [
     Build(cache="paged"),
-    Build(cache="radix", chunk=64, speculator="ngram"),
+    Build(cache="radix", chunk=64, speculator="ngram", pair="nccl"),
     Build(cache="radix", pair="local"),
     Build(cache="paged", chunk=64, speculator="ngram", pair="tcp", producer_page=32),
 ]

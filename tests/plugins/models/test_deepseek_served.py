@@ -18,7 +18,7 @@ BUILDS = [
     Build(cache="paged", chunk=16),
     Build(cache="radix", speculator="ngram"),
     Build(cache="radix", pair="local"),
-    Build(cache="radix", pair="tcp", producer_page=16),
+    Build(cache="radix", pair="nccl", producer_page=16),
 ]
 TRAFFIC = [Traffic(batch=4, preempt=True), Traffic(warm=True, batch=4)]
 

@@ -1,0 +1,55 @@
+"""Blocks on a device, through Triton's interpreter: the bytes and the digests of the grid in host memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from engine.transport.device_pool import DevicePool
+
+SAME = """
+import numpy as np
+import torch
+from engine.transport.device_pool import DevicePool
+from engine.transport.grid import Grid
+from engine.transport.schema import Cut
+
+chance = torch.Generator().manual_seed(0)
+pool = [
+    tuple(torch.randint(0, 256, (10, 4, 8, width), dtype=torch.uint8, generator=chance) for width in (16, 24))
+    for _ in range(3)
+]
+chosen = np.array([True, False, True, True])
+for cuts in (None, [Cut(4, 2), Cut(4, 2)]):
+    host, device = Grid.of_pool(pool), DevicePool.of_pool(pool)
+    if cuts:
+        host, device = host.cut(cuts), device.cut(cuts)
+    ids, others = np.array([3, 8, 9, 1]), np.array([0, 2, 4, 5])
+    assert host.digests(ids) == device.digests(ids)
+    expected = torch.zeros(host.block_bytes * 4, dtype=torch.uint8)
+    got = torch.zeros_like(expected)
+    host.gather(ids, expected)
+    device.gather(ids, got)
+    assert torch.equal(expected, got)
+    digests = device.scatter(others, got, chosen)()
+    assert digests == [d for d, c in zip(host.digests(ids), chosen) if c]
+    assert host.digests(others) == host.digests(ids)
+print("same")
+"""
+
+
+def test_equals_the_grid_in_host_memory() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", SAME], env={"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_runs_that_are_no_words_are_refused() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ValueError, match="run of 12 bytes in a page of 12 is no multiple of 8"):
+        DevicePool([torch.zeros((4, 12), dtype=torch.uint8)])
