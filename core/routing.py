@@ -18,6 +18,12 @@ class Routing:
     normalize: bool = False  # weights of the chosen ones sum to one before they are scaled
     scale: float = 1.0
     corrected: bool = False  # a learnt bias takes part in the choice, not in the weights
+    always: int = 0  # further experts, numbered after the others, that every token takes with weight one
+
+    @property
+    def taken(self) -> int:
+        """Experts that one token runs through."""
+        return self.chosen + self.always
 
 
 __all__ = ["Routing"]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.device import DeviceProfile
+    from engine.ops.experts import Stack
+    from engine.routing import Routing
 
 
 class Ops(ABC):
@@ -38,6 +40,20 @@ class Ops(ABC):
     @abstractmethod
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 I] -> [T, I]: silu of the first half times the second."""
+
+    @abstractmethod
+    def route(self, x: Tensor, router: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
+        """Choose each token's experts: integers [T, rule.taken] and their weights float32 [T, rule.taken].
+
+        x [T, hidden], router [experts, hidden] in the same dtype, correction float32 [experts].
+        """
+
+    @abstractmethod
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+        """The weighted sum of the outputs of each token's experts, [T, hidden]: down(silu(gate x) * up x).
+
+        ids and weights are as `route` gives them; `gate_up` holds the rows of gate, then those of up.
+        """
 
 
 def select(device: DeviceProfile, dtype: torch.dtype) -> Ops:

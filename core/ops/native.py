@@ -14,7 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.ops import Ops, _native
+from engine.ops import _native
+from engine.ops.reference import TorchOps
 
 PANEL_ROWS: Final = 32
 """Rows of a packed weight that lie interleaved; it is padded to a multiple of them."""
@@ -23,8 +24,8 @@ ATTENTION_SEGMENT: Final = _native.ATTENTION_SEGMENT
 """Keys of one segment: the grain at which a query's keys can be spread over threads."""
 
 
-class NativeOps(Ops):
-    """bfloat16 and float32 on the CPU, rounded as in `TorchOps`, one pass over memory each."""
+class NativeOps(TorchOps):
+    """bfloat16 and float32 on the CPU, rounded as in `TorchOps`, one pass over memory each; what has no kernel is its."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or torch.get_num_threads()

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.ops import Ops
+from engine.ops.experts import Stack, mix_stacks, route
+from engine.routing import Routing
 
 
 class TorchOps(Ops):
@@ -33,6 +35,12 @@ class TorchOps(Ops):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def route(self, x: Tensor, router: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
+        return route(x, router, correction, rule)
+
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+        return mix_stacks(x, ids, weights, gate_up, down, self)
 
 
 __all__ = ["TorchOps"]

@@ -13,7 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.ops import Ops
+from engine.ops import grouped
 from engine.ops.dependent import EARLY, begin, wait
+from engine.ops.experts import Stack
+from engine.routing import Routing
 
 
 @triton.jit(do_not_specialize=["eps"])
@@ -109,6 +112,9 @@ def _silu_mul(gate_up, y, row_stride, width, BLOCK: tl.constexpr, EARLY: tl.cons
 class TritonOps(Ops):
     """float32, bfloat16 and float16 on CUDA; every launch may be captured in a graph."""
 
+    def __init__(self) -> None:
+        self._routers: dict[torch.device, grouped.Router] = {}
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, x, weight, eps, add=False)
 
@@ -167,6 +173,14 @@ class TritonOps(Ops):
             gate_up, y, gate_up.stride(0), width, BLOCK=1024, EARLY=EARLY, launch_pdl=EARLY
         )
         return y
+
+    def route(self, x: Tensor, router: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
+        if x.device not in self._routers:
+            self._routers[x.device] = grouped.Router(x.device)
+        return self._routers[x.device](x, router, correction, rule)
+
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+        return grouped.mix(x, ids, weights, gate_up, down)
 
 
 __all__ = ["TritonOps"]

@@ -2,7 +2,7 @@
 
 Also the place for lossless repacking (capability flag `lossless`): the weight in an order that a kernel likes.
 
-Threads: `linear` and `head` run while the model is built, on the runner's thread; so does the product, in every step
+Threads: `linear`, `experts` and `head` run while the model is built, on the runner's thread; so does the product, in every step
 and under `torch.inference_mode`. On CUDA a product may be captured in a graph: it may not wait for the device.
 
 Errors: `linear` passes on what `WeightSource.get` raises and raises ValueError for shapes that it can't pack. A product
@@ -55,6 +55,18 @@ class Linear(ABC):
         return None
 
 
+class Experts(ABC):
+    """The gated feed-forward networks of one layer among which a router chooses for each token."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
+        """The weighted sum of each token's experts: x, ids and weights as for `Ops.mix` -> [T, hidden] in x's dtype."""
+
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes kept for the weights."""
+
+
 class Quantization(ABC):
     """Makes linear layers out of named weights."""
 
@@ -70,6 +82,15 @@ class Quantization(ABC):
     @abstractmethod
     def head(self, embedding: Tensor) -> Linear:
         """The output layer over an embedding matrix [vocab, hidden] that is tied to it; shares memory if it can."""
+
+    def experts(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device) -> Experts:
+        """The experts of one layer, for each the names of gate, up and down; by default two linear layers each."""
+        from engine.ops.experts import LinearExperts
+
+        return LinearExperts(
+            [self.linear(source, one[:2], (), device) for one in names],
+            [self.linear(source, one[2:], (), device) for one in names],
+        )
 
     def tied_head(self, source: WeightSource, name: str, embedding: Tensor) -> Linear:
         """The same, for who would rather read the embedding from `source` again than take it as it was rounded."""
@@ -106,4 +127,4 @@ def quantizations() -> Iterable[Offer[Quantization]]:  # type: ignore[empty-body
     """Offer quantizations. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "Linear", "Quantization", "QuantizationOffer", "quantizations"]
+__all__ = ["API", "HOOK", "Experts", "Linear", "Quantization", "QuantizationOffer", "quantizations"]

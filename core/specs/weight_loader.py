@@ -48,6 +48,15 @@ class Blocks:
     offset: Tensor | None = None  # float16 [rows, blocks]; None is zero
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A matrix as its file keeps it: FP8 values, each square block of which is multiplied by one factor."""
+
+    values: Tensor  # float8_e4m3fn [out, in]
+    scales: Tensor  # float32 [ceil(out / side), ceil(in / side)], finite
+    side: int
+
+
 class WeightSource(ABC):
     """An open checkpoint."""
 
@@ -89,6 +98,10 @@ class WeightSource(ABC):
 
     def blocks(self, name: str) -> Blocks | None:
         """A matrix as it is stored, for who multiplies blocks; None if it isn't stored so. Raises as `get` does."""
+        return None
+
+    def scaled(self, name: str) -> Scaled | None:
+        """A matrix as it is stored, for who multiplies FP8; None if it isn't stored so. Raises as `get` does."""
         return None
 
     @abstractmethod
@@ -139,4 +152,4 @@ def weight_loaders() -> Iterable[Offer[WeightLoader]]:  # type: ignore[empty-bod
     """Offer weight loaders. Must not import torch."""
 
 
-__all__ = ["API", "HOOK", "Blocks", "WeightLoader", "WeightSource", "weight_loaders"]
+__all__ = ["API", "HOOK", "Blocks", "Scaled", "WeightLoader", "WeightSource", "weight_loaders"]

@@ -1,8 +1,7 @@
-"""Multi-head latent attention in its absorbed form: queries go to the latent space, keys and values never leave it.
+"""Multi-head latent attention: one row per token for all heads (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-The up-projections of keys and values are cut into one matrix per head when the model is loaded. A score is then the
-product of a query that was multiplied by its head's key matrix with the stored row itself, and the weighted sum of
-latents is multiplied by the head's value matrix (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
+The up-projection of keys and values is cut into one matrix per head when the model is loaded. Who meets rows with it,
+the queries or the rows themselves, is the attention backend's choice.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.latent.up import LatentUp
 from engine.ops import Ops
 from engine.plugins.models.deepseek.shape import DeepseekShape
 from engine.specs.model import Forward
@@ -27,8 +27,7 @@ class LatentAttention:
 
     down: Linear  # rows of the queries or of their compression, then of the latent, then of the rotary key
     latent_norm: Tensor  # [latent]
-    key_up: Tensor  # [heads, nope, latent]
-    value_up: Tensor  # [heads, latent, v_dim]
+    heads: LatentUp  # from a row to each head's key and value
     out: Linear
     query_norm: Tensor | None = None  # [q_rank]
     up: Linear | None = None  # rows of each head: without position, then rotary
@@ -42,24 +41,14 @@ class LatentAttention:
         if self.up is not None and self.query_norm is not None:
             first = self.up(ops.rms_norm(first, self.query_norm, INNER_EPS))
         queries = first.view(-1, shape.heads, shape.nope + shape.rope_dim)
-        fixed, turned = queries.split_with_sizes((shape.nope, shape.rope_dim), -1)
-        ops.rope(turned, key[:, None], positions, cos_sin)
-        stored = torch.cat((ops.rms_norm(latent, self.latent_norm, INNER_EPS), key), -1)[:, None]
-        absorbed = torch.bmm(fixed.transpose(0, 1), self.key_up).transpose(0, 1)
-        mixed = step.attend(index, torch.cat((absorbed, turned), -1), stored, None)
-        return self.out(torch.bmm(mixed.transpose(0, 1), self.value_up).transpose(0, 1).flatten(1))
+        ops.rope(queries[..., shape.nope :], key[:, None], positions, cos_sin)
+        rows = torch.cat((ops.rms_norm(latent, self.latent_norm, INNER_EPS), key), -1)
+        return self.out(step.attend_latent(index, queries, rows, self.heads).flatten(1))
 
     def tensors(self) -> tuple[Linear | Tensor | None, ...]:
         """What it holds."""
         up = (self.query_norm, self.up)
-        return self.down, *up, self.latent_norm, self.key_up, self.value_up, self.out
+        return self.down, *up, self.latent_norm, self.heads.weight, self.out
 
 
-def split_up_projection(weight: Tensor, shape: DeepseekShape) -> tuple[Tensor, Tensor]:
-    """kv_b_proj [heads * (nope + v_dim), latent] -> key_up and value_up, each of its own memory."""
-    heads = weight.view(shape.heads, shape.nope + shape.v_dim, shape.latent)
-    key, value = heads.split_with_sizes((shape.nope, shape.v_dim), 1)
-    return key.contiguous(), value.transpose(1, 2).contiguous()
-
-
-__all__ = ["LatentAttention", "split_up_projection"]
+__all__ = ["LatentAttention"]

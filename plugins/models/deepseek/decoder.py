@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.latent.up import LatentUp
 from engine.ops import Ops
-from engine.ops.experts import mix, route
+from engine.ops.experts import RoutedExperts
 from engine.ops.rope_table import rope_table
-from engine.plugins.models.deepseek.attention import LatentAttention, split_up_projection
+from engine.plugins.models.deepseek.attention import LatentAttention
 from engine.plugins.models.deepseek.shape import DeepseekShape, tensors
 from engine.plugins.models.deepseek.source import DeepseekSource
-from engine.routing import Routing
 from engine.specs.model import Forward, Model, ModelProfile
 from engine.specs.quantization import Linear, Quantization
 from engine.specs.weight_loader import WeightSource
@@ -31,33 +31,11 @@ class Mlp:
     down: Linear
 
     def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        return self.down(ops.silu_mul(self.gate_up(x)))
+        return self.down(self.gate_up.gated(x, ops))
 
-    def tensors(self) -> tuple[Linear, ...]:
-        """What it holds."""
-        return self.gate_up, self.down
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """Routed experts, and the one that every token passes."""
-
-    rule: Routing
-    router: Tensor  # [experts, hidden]
-    correction: Tensor | None  # float32 [experts]
-    gate_ups: Sequence[Linear]
-    downs: Sequence[Linear]
-    shared: Mlp | None
-
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        ids, weights = route(x, self.router, self.correction, self.rule)
-        mixed = mix(x, ids, weights, self.gate_ups, self.downs, ops)
-        return (mixed if self.shared is None else mixed + self.shared(x, ops)).to(x.dtype)
-
-    def tensors(self) -> tuple[Linear | Tensor | None, ...]:
-        """What it holds."""
-        shared = self.shared.tensors() if self.shared else ()
-        return self.router, self.correction, *self.gate_ups, *self.downs, *shared
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory."""
+        return self.gate_up.weight_bytes() + self.down.weight_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +43,7 @@ class Layer:
     """One layer. `next_norm` follows it: the input norm of the next layer, or the final one."""
 
     attention: LatentAttention
-    feed_forward: Mlp | Experts
+    feed_forward: Mlp | RoutedExperts
     mlp_norm: Tensor  # [hidden]
     next_norm: Tensor
 
@@ -116,8 +94,8 @@ class DeepseekDecoder(Model):
         shared = self._head.dense() is self._embedding
         held: list[Linear | Tensor | None] = [self._embedding, self._first_norm, None if shared else self._head]
         for layer in self._layers:
-            held += [*layer.attention.tensors(), *layer.feed_forward.tensors(), layer.mlp_norm, layer.next_norm]
-        return _bytes(held)
+            held += [*layer.attention.tensors(), layer.mlp_norm, layer.next_norm]
+        return _bytes(held) + sum(layer.feed_forward.weight_bytes() for layer in self._layers)
 
 
 def _bytes(held: Iterable[Linear | Tensor | None]) -> int:
@@ -183,34 +161,30 @@ class _Reader:
         )
 
     def _attention(self, at: str) -> LatentAttention:
-        key_up, value_up = split_up_projection(self.dense(f"{at}.kv_b_proj"), self.shape)
+        heads = self.dense(f"{at}.kv_b_proj").view(self.shape.heads, -1, self.shape.latent)
         compressed = self.shape.q_rank is not None
         return LatentAttention(
             down=self.linear(f"{at}.{'q_a_proj' if compressed else 'q_proj'}", f"{at}.kv_a_proj_with_mqa"),
             query_norm=self.dense(f"{at}.q_a_layernorm") if compressed else None,
             up=self.linear(f"{at}.q_b_proj") if compressed else None,
             latent_norm=self.dense(f"{at}.kv_a_layernorm"),
-            key_up=key_up,
-            value_up=value_up,
+            heads=LatentUp.of(heads, self.shape.nope),
             out=self.linear(f"{at}.o_proj"),
         )
 
     def _mlp(self, at: str) -> Mlp:
         return Mlp(gate_up=self.linear(f"{at}.gate_proj", f"{at}.up_proj"), down=self.linear(f"{at}.down_proj"))
 
-    def _experts(self, at: str) -> Experts:
+    def _experts(self, at: str) -> RoutedExperts:
         rule = self.shape.routing
         assert rule is not None, "a layer of experts has a router"
-        made = [self._mlp(f"{at}.experts.{expert}") for expert in range(rule.experts)]
+        names = [
+            [f"model.{at}.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
+            for expert in range(rule.experts + rule.always)
+        ]
         correction = self.dense(f"{at}.gate", ".e_score_correction_bias", torch.float32) if rule.corrected else None
-        return Experts(
-            rule=rule,
-            router=self.dense(f"{at}.gate"),
-            correction=correction,
-            gate_ups=[mlp.gate_up for mlp in made],
-            downs=[mlp.down for mlp in made],
-            shared=self._mlp(f"{at}.shared_experts") if self.shape.shared_experts else None,
-        )
+        experts = self.linears.experts(self.source, names, self.device)
+        return RoutedExperts(rule=rule, router=self.dense(f"{at}.gate"), correction=correction, experts=experts)
 
 
-__all__ = ["DeepseekDecoder", "Experts", "Layer", "Mlp", "load"]
+__all__ = ["DeepseekDecoder", "Layer", "Mlp", "load"]

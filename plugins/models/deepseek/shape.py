@@ -44,8 +44,7 @@ class DeepseekShape:
     intermediate: int  # of the dense layers
     dense_layers: int  # how many layers, from the first, are dense
     expert_intermediate: int
-    shared_experts: int
-    routing: Routing | None  # None: every layer is dense
+    routing: Routing | None  # None: every layer is dense; experts that all tokens share are its `always`
     vocab: int
     eps: float
     tied: bool
@@ -87,7 +86,6 @@ def read_shape(config: Mapping[str, Any]) -> DeepseekShape:
         intermediate=_count(config, "intermediate_size"),
         dense_layers=min(int(config.get("first_k_dense_replace") or 0), layers) if routing else layers,
         expert_intermediate=_count(config, "moe_intermediate_size") if routing else 0,
-        shared_experts=int(config.get("n_shared_experts") or 0) if routing else 0,
         routing=routing,
         vocab=_count(config, "vocab_size"),
         eps=float(config.get("rms_norm_eps", 1e-6)),
@@ -120,6 +118,7 @@ def read_profile(config: Mapping[str, Any]) -> ModelProfile:
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
         parameters=sum(math.prod(size) for size in tensors(shape).values()),
+        expanded=(shape.nope + shape.rope_dim, shape.v_dim),
     )
 
 
@@ -165,8 +164,8 @@ def _feed_forward(shape: DeepseekShape, layer: int) -> Iterator[tuple[str, tuple
         yield "mlp.gate.e_score_correction_bias", (shape.routing.experts,)
     for expert in range(shape.routing.experts):
         yield from _mlp(f"mlp.experts.{expert}", shape.hidden, shape.expert_intermediate)
-    if shape.shared_experts:
-        yield from _mlp("mlp.shared_experts", shape.hidden, shape.shared_experts * shape.expert_intermediate)
+    if shared := shape.routing.always:
+        yield from _mlp("mlp.shared_experts", shape.hidden, shared * shape.expert_intermediate)
 
 
 def _mlp(at: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -201,6 +200,7 @@ def _routing(config: Mapping[str, Any], default: Literal["softmax", "sigmoid"]) 
         normalize=bool(config.get("norm_topk_prob", scoring == "sigmoid")),
         scale=float(config.get("routed_scaling_factor", 1.0)),
         corrected=method == "noaux_tc",
+        always=int(config.get("n_shared_experts") or 0),
     )
 
 
