@@ -181,6 +181,8 @@ class _Assembly:
             windows=profile.windows,
             softcap=profile.softcap,
             dtype=self.composition.dtype,
+            expanded=profile.expanded,
+            packed=self.config.kv_cache.dtype == "fp8",
         )
         backend: AttentionBackend = self.choices["attention"].build(
             shape=shape, page_size=self.page_size, device=self.composition.device

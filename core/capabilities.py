@@ -44,6 +44,7 @@ class Flag(StrEnum):
     HIDDEN_STATES = "hidden_states"  # model: shows the state that enters each layer to who taps it, and embeds tokens
     LINEARS = "linears"  # model: takes its linear layers from the quantization
     SOFTCAP = "softcap"  # attention: logit soft-capping
+    PACKED_ROWS = "packed_rows"  # attention: keeps latent rows in 8 bits
     PREFIX_REUSE = "prefix_reuse"  # KV cache: pages of a finished request can be matched again
     PRODUCER = "producer"  # KV connector: publishes KV
     CONSUMER = "consumer"  # KV connector: fetches KV

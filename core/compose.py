@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from engine.capabilities import Flag, Mask, Needs
+from engine.capabilities import Flag, KVKind, Mask, Needs
 from engine.composition import Composition
 from engine.config.components import Named, named, refuse_orphans
 from engine.config.model import EngineConfig
@@ -111,12 +111,13 @@ def compose(
     base = Needs(device=device.kind, compute_capability=device.compute_capability)
     max_context = _max_context(config, profile, known)
     needs = _kv_needs(config, profile, replace(base, dtype=dtype))
+    packed = _packed(config, profile, known)
     stored = stored_formats(found.loader, path)
 
     choices = {
         "loader": found.loader,
         "model": found.model,
-        "attention": selector.choose(parts["attention",], _attention_needs(needs, profile)),
+        "attention": selector.choose(parts["attention",], _attention_needs(needs, profile, packed)),
         "kv_cache": selector.choose(parts["kv_cache",], replace(base, page_size=config.kv_cache.page_size)),
         "quantization": choose_quantization(selector, parts["quantization",], replace(base, dtype=dtype), stored),
         "executor": selector.choose(parts["executor",], base),
@@ -210,10 +211,23 @@ def _kv_needs(config: EngineConfig, profile: ModelProfile, base: Needs) -> Needs
     return replace(base, kv_kind=profile.kv_kind, page_size=config.kv_cache.page_size, head_dim=profile.head_dim)
 
 
-def _attention_needs(needs: Needs, profile: ModelProfile) -> Needs:
+def _attention_needs(needs: Needs, profile: ModelProfile, packed: bool) -> Needs:
     windowed = {Mask.SLIDING_WINDOW} if any(window is not None for window in profile.windows) else set()
     softcap = {Flag.SOFTCAP} if profile.softcap is not None else set()
-    return replace(needs, masks=frozenset({Mask.CAUSAL} | windowed), flags=frozenset(softcap))
+    in_8_bits = {Flag.PACKED_ROWS} if packed else set()
+    return replace(needs, masks=frozenset({Mask.CAUSAL} | windowed), flags=frozenset(softcap | in_8_bits))
+
+
+def _packed(config: EngineConfig, profile: ModelProfile, origins: Origins) -> bool:
+    if config.kv_cache.dtype == "auto":
+        return False
+    if profile.kv_kind is not KVKind.MLA:
+        key: Key = ("kv_cache", "dtype")
+        raise CompositionError(
+            f"{origins.near(key)}kv_cache.dtype is {config.kv_cache.dtype}, which is for latent rows, but "
+            f"{profile.architecture} keeps K and V per head; leave it at auto"
+        )
+    return True
 
 
 def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) -> int:

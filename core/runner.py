@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.grammars import Grammars
+from engine.latent.up import LatentUp
 from engine.masking import UNMASKED, Masking, SlotMasks
 from engine.sampler import Row, sample, top_logprobs
 from engine.sampling_params import SamplingParams
@@ -41,13 +42,16 @@ class StepForward(Forward):
     """Binds a model's attention calls to this step's plan and pages."""
 
     def __init__(self, backend: AttentionBackend, pool: KVPool, taps: TargetTaps) -> None:
-        self._forward, self._pool = backend.forward, pool
+        self._forward, self._forward_latent, self._pool = backend.forward, backend.forward_latent, pool
         self._wanted = frozenset(taps.hidden_layers)
         self.plan: Any = None
         self.tapped: list[Tensor] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         return self._forward(layer, q, k, v, self._pool[layer], self.plan)
+
+    def attend_latent(self, layer: int, q: Tensor, rows: Tensor, up: LatentUp) -> Tensor:
+        return self._forward_latent(layer, q, rows, up, self._pool[layer], self.plan)
 
     def tap(self, layer: int, hidden: Tensor) -> None:
         if layer in self._wanted:

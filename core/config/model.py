@@ -84,6 +84,10 @@ class KVCacheSection(Component):
 
     use: str = Field(default="radix", description="Name of an installed KV cache.")
     page_size: int = Field(default=16, gt=0, le=1024, description="Tokens per page.")
+    dtype: Literal["auto", "fp8"] = Field(
+        default="auto",
+        description="What elements are kept in: the model's dtype, or 8 bits for latent rows (rotary part excepted).",
+    )
     memory: Bytes | None = Field(
         default=None,
         description="Bytes for the KV pool, such as 2GiB; if unset, what the running requests can need within a "

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engine.hooks import hookspec
 from engine.plugin import KVKind, Offer
@@ -25,6 +25,8 @@ from engine.plugin import KVKind, Offer
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from engine.latent.up import LatentUp
 
 API: Final = 1
 HOOK: Final = "attention_backends"
@@ -34,8 +36,8 @@ HOOK: Final = "attention_backends"
 class AttentionShape:
     """What a model asks of attention; the same for all of its layers but for the window.
 
-    For kind `mla`, queries come absorbed: `head_dim` is latent + rope (576 in DeepSeek), `v_head_dim` the latent width
-    (512), `kv_heads` is 1, and V is the first `v_head_dim` columns of the stored row.
+    For kind `mla`, `head_dim` is the width of a row, latent + rope (576 in DeepSeek), `v_head_dim` that of the latent
+    (512), `kv_heads` is 1, and V is the first `v_head_dim` columns of the row.
     """
 
     kind: KVKind
@@ -47,6 +49,8 @@ class AttentionShape:
     windows: tuple[int | None, ...]  # per layer: tokens a query sees, itself included; None is all
     softcap: float | None
     dtype: str  # of queries, keys, values and of the cache
+    expanded: tuple[int, int] | None = None  # mla: widths of a head's key and value when rows are expanded
+    packed: bool = False  # mla: the cache keeps rows in 8 bits, as `engine.latent.rows.PackedRows` has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +90,17 @@ class AttentionBatch:
     requests_repeat: bool = False
     """Some of the decodes are tokens of one request that follow each other: all keys must be stored before any query
     looks. All requests of such a batch are decodes."""
+    may_share: bool = True
+    """Whether several decodes may begin with the same pages. False spares a backend the search."""
     tree_masks: dict[int, Tensor] | None = None
     """Request index -> bool [q, q]: which of its own new tokens each new token sees. Absent means causal."""
 
 
 class AttentionBackend(ABC):
     """Reads and writes the paged KV of one model."""
+
+    reads_shared_once: ClassVar[bool] = False
+    """Whether pages that several decodes begin with are read once for all of them, where `may_share` is set."""
 
     @abstractmethod
     def kv_layout(self) -> KVLayout:
@@ -107,7 +116,7 @@ class AttentionBackend(ABC):
 
         Args:
             layer: index into `AttentionShape.windows`.
-            q: [T, heads, head_dim], rotated; rows may be strided, the last axis is dense.
+            q: [T, heads, head_dim], rotated; rows may be strided, the last axis is dense. For `mla` absorbed.
             k: [T, kv_heads, head_dim], rotated; for `mla` the whole latent row. Strides as for q.
             v: [T, kv_heads, v_head_dim]; None for `mla`.
             kv: this layer's parts, in the order of the layout.
@@ -116,6 +125,23 @@ class AttentionBackend(ABC):
         Returns:
             [T, heads, v_head_dim], contiguous, in the dtype of q.
         """
+
+    def forward_latent(
+        self, layer: int, q: Tensor, rows: Tensor, up: LatentUp, kv: tuple[Tensor, ...], plan: Any
+    ) -> Tensor:
+        """For `mla`: the same from plain queries, so that the backend may expand rows where that is cheaper.
+
+        What is right for all backends is to absorb; those that can do more are made from `engine.latent.backend`.
+
+        Args:
+            q: [T, heads, nope + rope], rotated; rows may be strided.
+            rows: [T, head_dim], to be stored; strides as for q.
+            up: the layer's up-projection.
+
+        Returns:
+            [T, heads, value], in the dtype of q.
+        """
+        return up.mixed(self.forward(layer, up.absorb(q), rows[:, None], None, kv, plan))
 
 
 BUILDS: Final = AttentionBackend

@@ -27,6 +27,8 @@ from engine.plugin import KVKind, Offer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.latent.up import LatentUp
+
 API: Final = 1
 HOOK: Final = "models"
 
@@ -54,6 +56,7 @@ class ModelProfile:
     dtype: str  # the checkpoint's
     eos_token_ids: tuple[int, ...]
     parameters: int  # number of weights, embeddings included
+    expanded: tuple[int, int] | None = None  # mla: widths of a head's key and value when rows are expanded
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -68,6 +71,10 @@ class Forward(ABC):
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Store KV and attend, as `AttentionBackend.forward` documents; returns [T, heads, v_head_dim]."""
+
+    def attend_latent(self, layer: int, q: Tensor, rows: Tensor, up: LatentUp) -> Tensor:
+        """The same for `mla`, from plain queries; see `AttentionBackend.forward_latent`."""
+        return up.mixed(self.attend(layer, up.absorb(q), rows[:, None], None))
 
     def tap(self, layer: int, hidden: Tensor) -> None:  # noqa: B027
         """Show the hidden state [T, hidden] that enters `layer` (residual included); ignored unless somebody asked."""

@@ -39,6 +39,12 @@ SCENARIOS: dict[str, list[dict[str, int]]] = {  # a list of steps: new tokens pe
     "many decodes": [{f"r{i}": 3 + 5 * i for i in range(20)}, {f"r{i}": 1 for i in range(20)}],
 }
 
+EXPANDED: dict[str, list[dict[str, int]]] = {
+    "one prefill": [{"a": 300}],
+    "prompts among decodes": [{"a": 90, "b": 20}, {"a": 1, "b": 120, "c": 3, "d": 100}, {"a": 1, "b": 1}],
+    "chunks behind a prefix": [{"a": 16, "b": 3}, {"a": 21, "b": 30}, {"b": 2, "a": 64}, {"b": 70}],
+}
+
 SMALLEST: list[list[dict[str, int]]] = [
     [{"a": 1}],
     [{"a": 1, "b": 1}, {"a": 1, "b": 1}],
@@ -66,6 +72,11 @@ def gqa(heads: int = 4, kv_heads: int = 2, head_dim: int = 64, **changes: Any) -
 def mla(heads: int = 4, head_dim: int = 576, v_head_dim: int = 512, **changes: Any) -> AttentionShape:
     """A shape with one latent row per token."""
     return gqa(heads, 1, head_dim, kind=KVKind.MLA, v_head_dim=v_head_dim, scale=192**-0.5, **changes)
+
+
+def latent(heads: int = 4, head_dim: int = 96, v_head_dim: int = 64, **changes: Any) -> AttentionShape:
+    """The same, with rows that are worth expanding from 77 new tokens on."""
+    return mla(heads, head_dim, v_head_dim, **{"expanded": (head_dim - v_head_dim + 16, 32)} | changes)
 
 
 class AttentionConformance(OfferConformance):
@@ -105,7 +116,8 @@ class AttentionConformance(OfferConformance):
         self, shape: AttentionShape, page_size: int | None = None, masks: frozenset[Mask] = frozenset(), **how: Any
     ) -> Bench:
         """A pool with this backend; skips the test when the offer doesn't claim what is asked."""
-        flags = frozenset({Flag.SOFTCAP}) if shape.softcap is not None else frozenset()
+        asked = {Flag.SOFTCAP: shape.softcap is not None, Flag.PACKED_ROWS: shape.packed}
+        flags = frozenset(flag for flag, wanted in asked.items() if wanted)
         windows = frozenset({Mask.SLIDING_WINDOW}) if any(shape.windows) else frozenset()
         sizes = self.offer.capabilities.page_sizes
         page_size = page_size or (min(sizes) if sizes and 16 not in sizes else 16)
@@ -237,6 +249,30 @@ class AttentionConformance(OfferConformance):
         self.play(self.bench(mla(4, *sizes, dtype=self.shape().dtype)), SCENARIOS[scenario])
 
     @QUICK
+    @proves("kv_kinds:mla")
+    @pytest.mark.parametrize("scenario", EXPANDED)
+    def test_rows_that_may_be_expanded(self, scenario: str) -> None:
+        """From plain queries: chunks worth expanding, among decodes and short chunks, and behind a prefix."""
+        self.play(self.bench(latent(dtype=self.shape().dtype)), EXPANDED[scenario])
+
+    @QUICK
+    @proves("kv_kinds:mla")
+    def test_expanded_chunks_equal_the_whole(self) -> None:
+        """Wherever a prompt is cut, and whichever form its chunks take."""
+        (whole,) = self.play(self.bench(latent(dtype=self.shape().dtype)), [{"a": 250}])
+        parts = self.play(self.bench(latent(dtype=self.shape().dtype)), [{"a": n} for n in (100, 1, 9, 140)])
+        self.close(self.bench(latent(dtype=self.shape().dtype)), torch.cat(parts, dim=1), whole)
+
+    @QUICK
+    @proves("flags:packed_rows")
+    @pytest.mark.parametrize("scenario", EXPANDED)
+    def test_rows_in_8_bits(self, scenario: str) -> None:
+        """Against the rows that the cache stands for, absorbed and expanded."""
+        dtype = self.shape().dtype
+        self.play(self.bench(latent(dtype=dtype, packed=True, expanded=None)), EXPANDED[scenario])
+        self.play(self.bench(latent(dtype=dtype, packed=True)), EXPANDED[scenario])
+
+    @QUICK
     @proves("masks:tree")
     @pytest.mark.parametrize("windows", [(None,), (2, None)], ids=str)
     def test_tree(self, windows: tuple[int | None, ...]) -> None:
@@ -275,6 +311,8 @@ class AttentionConformance(OfferConformance):
         shapes = [self.shape()]
         if KVKind.MLA in self.offer.capabilities.kv_kinds and shapes[0].kind is KVKind.GQA:
             shapes.append(mla(4, 576, 512, dtype=shapes[0].dtype))
+        if Flag.PACKED_ROWS in self.offer.capabilities.flags:
+            shapes.append(latent(dtype=shapes[0].dtype, packed=True))
         found = {layout_of(self.bench(shape).backend) for shape in shapes}
         assert found == claimed
 
@@ -342,4 +380,4 @@ def _tree(parents: list[int | None]) -> Tensor:
     return sees
 
 
-__all__ = ["AttentionConformance", "gqa", "mla"]
+__all__ = ["AttentionConformance", "gqa", "latent", "mla"]

@@ -5,15 +5,19 @@ The backend alone knows what is inside a page, so all KV goes in through `forwar
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.capabilities import KVKind
+from engine.latent.rows import PackedRows
+from engine.latent.up import LatentUp
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape
 
 POOL_PAGES = 256
@@ -39,9 +43,9 @@ class Bench:
         layout = backend.kv_layout()
         dtype = getattr(torch, layout.dtype)
         self.layers = [
-            tuple(torch.full((pages, *part), torch.nan, dtype=dtype, device=device) for _, part in layout.parts)
-            for _ in shape.windows
+            tuple(_poisoned((pages, *part), dtype, device) for _, part in layout.parts) for _ in shape.windows
         ]
+        self.up = _up(shape)  # of latent rows, where the shape says how wide they are expanded
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(placement)) + 1
         self.free: list[int] = order.tolist()
         self.tables: dict[str, list[int]] = {}
@@ -49,6 +53,10 @@ class Bench:
         self.positions: dict[str, Tensor] = {}
         self.magnitude: dict[str, float] = {}
         self.constant = False  # all keys and values are ones
+
+    @property
+    def _query_width(self) -> int:
+        return self.shape.expanded[0] if self.shape.expanded else self.shape.head_dim
 
     def drop(self, name: str) -> None:
         """End a request; its pages, as they are, go to whoever comes next."""
@@ -72,18 +80,26 @@ class Bench:
         before = [tuple(part.clone() for part in kv) for kv in self.layers]
         plan = self.backend.plan(batch)
         q, k, v = self._inputs(names, new)
-        got = [self.backend.forward(i, q, k, v, kv, plan) for i, kv in enumerate(self.layers)]
+        got = [self.forward(i, q, k, v, plan) for i in range(len(self.layers))]
         for out in got:
             assert out.dtype == q.dtype, f"the output is {out.dtype}, the queries are {q.dtype}"
-            assert out.is_contiguous(), "the output is not contiguous"
+            assert self.up or out.is_contiguous(), "the output is not contiguous"
         for old, kv in zip(before, self.layers, strict=True):
             self._check_canaries(old, kv, batch.slot_mapping)
-        nothing = torch.empty(0, self.shape.heads, self.shape.v_head_dim, dtype=torch.float64)
+        width = self.shape.expanded[1] if self.shape.expanded else self.shape.v_head_dim
+        nothing = torch.empty(0, self.shape.heads, width, dtype=torch.float64)
         want = [
             torch.cat([nothing, *(self._oracle(n, new[n], window, trees.get(n)) for n in names if new[n])])
             for window in self.shape.windows
         ]
         return torch.stack(got).cpu(), torch.stack(want)
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, plan: Any) -> Tensor:
+        """One layer, from plain queries where rows may be expanded."""
+        kv = self.layers[layer]
+        if self.up is None:
+            return self.backend.forward(layer, q, k, v, kv, plan)
+        return self.backend.forward_latent(layer, q, k[:, 0], self.up.to(self.device), kv, plan)
 
     def _grow(self, name: str, count: int, tree: Tensor | None) -> None:
         shape, done = self.shape, len(self.positions.get(name, ()))
@@ -96,7 +112,10 @@ class Bench:
             rows = [torch.randn(heads, width, generator=_seeded(f"{what} {name} {done + i}")) for i in range(count)]
             return (torch.stack(rows) * size).to(dtype)
 
-        q, k = draw("q", shape.heads, shape.head_dim), draw("k", shape.kv_heads, shape.head_dim)
+        q, k = draw("q", shape.heads, self._query_width), draw("k", shape.kv_heads, shape.head_dim)
+        if shape.packed:
+            packed = PackedRows(shape)
+            k = packed.unpack(packed.pack(k))  # which packing again leaves as it is
         v = k[..., : shape.v_head_dim] if shape.kind is KVKind.MLA else draw("v", shape.kv_heads, shape.v_head_dim)
         depth = torch.arange(count) if tree is None else tree.sum(1) - 1
         fresh = (q, k, v)
@@ -136,7 +155,7 @@ class Bench:
     def _inputs(self, names: list[str], new: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Views into one merged projection, as models hand them over: strided rows, dense last axis."""
         shape, counts = self.shape, [new[n] for n in names]
-        sizes = (shape.heads, shape.head_dim), (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
+        sizes = (shape.heads, self._query_width), (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
         nothing = [torch.empty(0, *size, dtype=getattr(torch, shape.dtype)) for size in sizes]
         q, k, v = (_ends([self.history[n][i] for n in names], counts, nothing[i]) for i in range(3))
         parts = [q, k] if self.shape.kind is KVKind.MLA else [q, k, v]
@@ -157,7 +176,9 @@ class Bench:
     def _oracle(self, name: str, count: int, window: int | None, tree: Tensor | None) -> Tensor:
         """Dense attention of the last `count` tokens, float64 [count, heads, v_head_dim]."""
         q, k, v = (part.double() for part in self.history[name])
-        share = self.shape.heads // self.shape.kv_heads
+        if self.up is not None:
+            k, v = _expanded(k[:, 0], self.up)
+        share = self.shape.heads // k.shape[1]
         k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
         scores = torch.einsum("nhd,lhd->hnl", q[-count:], k) * self.shape.scale
         if self.shape.softcap is not None:
@@ -170,6 +191,32 @@ class Bench:
             where = self.positions[name]
             sees &= where[None, :] > where[-count:, None] - window
         return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+
+def _poisoned(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """NaN, also where bytes stand for numbers of any size."""
+    count = math.prod(size) * dtype.itemsize
+    if dtype.is_floating_point:
+        return torch.full(size, torch.nan, dtype=dtype, device=device)
+    return torch.full((count,), 255, dtype=torch.uint8, device=device).view(dtype).view(size)
+
+
+def _up(shape: AttentionShape) -> LatentUp | None:
+    """A random projection that keeps the size of what it projects."""
+    if shape.expanded is None:
+        return None
+    nope = shape.expanded[0] - (shape.head_dim - shape.v_head_dim)
+    size = shape.heads, nope + shape.expanded[1], shape.v_head_dim
+    weight = torch.randn(size, generator=_seeded("up")) * shape.v_head_dim**-0.5
+    return LatentUp.of(weight.to(getattr(torch, shape.dtype)), nope)
+
+
+def _expanded(rows: Tensor, up: LatentUp) -> tuple[Tensor, Tensor]:
+    """Keys and values float64 [n, heads, …] of rows [n, latent + rope]."""
+    latent, rotary = rows.split_with_sizes((up.key.shape[2], rows.shape[1] - up.key.shape[2]), 1)
+    keys = torch.einsum("nl,hpl->nhp", latent, up.key.double())
+    shared = rotary[:, None].expand(-1, keys.shape[1], -1)
+    return torch.cat((keys, shared), -1), torch.einsum("nl,hvl->nhv", latent, up.value.double())
 
 
 def _ends(histories: list[Tensor], counts: list[int], nothing: Tensor) -> Tensor:

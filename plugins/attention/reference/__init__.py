@@ -20,8 +20,9 @@ def build(
 ) -> AttentionBackend:
     """Make the backend; raises ValueError when the heads can't be grouped."""
     from engine.plugins.attention.reference.backend import ReferenceAttention
+    from engine.plugins.attention.reference.latent import ReferenceLatent
 
-    return ReferenceAttention(shape, page_size)
+    return ReferenceLatent(shape, page_size) if shape.kind is KVKind.MLA else ReferenceAttention(shape, page_size)
 
 
 @hookimpl
@@ -36,9 +37,9 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
             capabilities=Capabilities(
                 dtypes=frozenset({"float32", "bfloat16", "float16"}),
                 kv_kinds=frozenset(KVKind),
-                layouts=frozenset({Layout.SPLIT, Layout.LATENT}),
+                layouts=frozenset(Layout),
                 masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
-                flags=frozenset({Flag.SOFTCAP}),
+                flags=frozenset({Flag.SOFTCAP, Flag.PACKED_ROWS}),
             ),
             rank=-100,
             efficiency={"cpu": 0.05},

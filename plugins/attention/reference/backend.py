@@ -7,14 +7,13 @@ float32 whatever the dtype of the cache; only the result is rounded. Called on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from engine.plugin import KVKind
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
 
 TILE_ROWS = 256
@@ -39,7 +38,7 @@ class Plan:
 
 
 class ReferenceAttention(AttentionBackend):
-    """Every kind of KV, every mask, any device and dtype."""
+    """K and V per head, every mask, any device and dtype."""
 
     def __init__(self, shape: AttentionShape, page_size: int) -> None:
         if shape.heads % shape.kv_heads:
@@ -49,11 +48,12 @@ class ReferenceAttention(AttentionBackend):
         self.windows = tuple(dict.fromkeys(shape.windows))
 
     def kv_layout(self) -> KVLayout:
-        """K and V are [page size, KV heads, width] a page; an MLA page holds its latent rows alone."""
+        """K and V are [page size, KV heads, width] a page."""
         key = (self.page_size, self.shape.kv_heads, self.shape.head_dim)
         value = (self.page_size, self.shape.kv_heads, self.shape.v_head_dim)
-        parts = (("latent", key),) if self.shape.kind is KVKind.MLA else (("k", key), ("v", value))
-        return KVLayout(parts=parts, dtype=self.shape.dtype, axes=(("token", "head", "width"),) * len(parts))
+        return KVLayout(
+            parts=(("k", key), ("v", value)), dtype=self.shape.dtype, axes=(("token", "head", "width"),) * 2
+        )
 
     def plan(self, batch: AttentionBatch) -> Plan:
         """Cut the step into groups and draw the masks of every window."""
@@ -63,13 +63,15 @@ class ReferenceAttention(AttentionBackend):
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
         """See `AttentionBackend.forward`."""
-        kv[0][plan.slots] = k
-        if v is not None:
-            kv[1][plan.slots] = v
+        assert v is not None, "K and V are kept apart"
+        kv[0][plan.slots], kv[1][plan.slots] = k, v
+        return self.attend(layer, q, lambda pages: (kv[0][pages], kv[1][pages]), plan)
+
+    def attend(self, layer: int, q: Tensor, load: Callable[[Tensor], tuple[Tensor, Tensor]], plan: Plan) -> Tensor:
+        """The same for what is stored; `load` gives K and V [G, P, page size, KV heads, width] of pages [G, P]."""
         out = q.new_empty(q.shape[0], self.shape.heads, self.shape.v_head_dim)
         for group in plan.groups:
-            keys = kv[0][group.pages].flatten(1, 2).float()
-            values = keys[..., : self.shape.v_head_dim] if v is None else kv[1][group.pages].flatten(1, 2).float()
+            keys, values = (part.flatten(1, 2).float() for part in load(group.pages))
             values = values.masked_fill(~group.stored[..., None, None], 0.0)  # a weight of 0 times NaN is NaN
             queries = q[group.rows].float().reshape(len(group.pages), -1, *q.shape[1:])
             out[group.rows] = self._attend(queries, keys, values, group.masks[self.shape.windows[layer]])
