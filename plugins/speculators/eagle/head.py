@@ -40,6 +40,7 @@ class Head:
         shape: what its mathematics depends on.
         target_ids: int64 [draft_vocab], the target's id of each draft id; None where they are the same.
         embedding: [vocab, hidden] of its own; None where it shares the target's.
+        lm_head: [T, hidden] -> [T, draft_vocab]; None for a generation that uses the target's output layer.
     """
 
     def __init__(
@@ -61,7 +62,12 @@ class Head:
         self.shape, self.target_ids, self.embedding = shape, target_ids, embedding
         self._ops, self._norms, self._cos_sin = ops, norms, cos_sin
         self._fc, self._qkv, self._out, self._gate_up, self._down = fc, qkv, out, gate_up, down
-        self._lm_head = lm_head
+        self.lm_head = lm_head
+
+    @property
+    def two_states(self) -> bool:
+        """Whether the state that the next step takes is another than the one that the output layer takes."""
+        return self._norms.final is not None and not self.shape.norm_output
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's states [T, taps, target_hidden] as what a first step takes, [T, hidden], fresh memory."""
@@ -84,7 +90,7 @@ class Head:
             attend: stores the step's keys and values and attends to all before them.
 
         Returns:
-            The states that the next step takes, and those that `logits` takes, both [T, hidden]; they may be one.
+            The states that the next step takes and those that the output layer takes, [T, hidden]; they may be one.
         """
         shape, ops, norms = self.shape, self._ops, self._norms
         residual, x = self._paired(embeddings, states)
@@ -110,13 +116,9 @@ class Head:
         pair = torch.cat((self._ops.rms_norm(embeddings, norms.embedding, eps), normed), -1)
         return (normed if self.shape.norm_before_residual else states), pair
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
-        """[T, hidden] -> [T, draft_vocab]; None for a generation that uses the target's output layer."""
-        return None if self._lm_head is None else self._lm_head(hidden)
-
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory."""
-        linears = (self._fc, self._qkv, self._out, self._gate_up, self._down, self._lm_head)
+        linears = (self._fc, self._qkv, self._out, self._gate_up, self._down, self.lm_head)
         return sum(x.weight_bytes() for x in linears if x is not None) + (
             0 if self.embedding is None else self.embedding.nbytes
         )
@@ -161,7 +163,7 @@ def load(
         out=linear(f"{attention}.o_proj", biased=shape.attention_bias),
         gate_up=linear(f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj", biased=shape.mlp_bias),
         down=linear(f"{at}.mlp.down_proj", biased=shape.mlp_bias),
-        lm_head=linear("lm_head") if eagle3 else None,
+        lm_head=_output_layer(source, linears, device, dtype) if eagle3 else None,
         norms=Norms(
             feed_forward=dense(f"{at}.post_attention_layernorm"),
             embedding=dense(f"{at}.input_layernorm") if eagle3 else None,
@@ -174,6 +176,12 @@ def load(
         embedding=_own_embedding(shape, source, device, dtype),
         cos_sin=rope_table(shape.rope, max_positions).to(device),
     )
+
+
+def _output_layer(source: HeadWeights, linears: Quantization, device: torch.device, dtype: torch.dtype) -> Linear:
+    """Made like a tied one, whose results quantizations leave unrounded: the best of few near ones counts here."""
+    name = "lm_head.weight"
+    return linears.tied_head(source, name, source.get(name, dtype).to(device))
 
 
 def _own_embedding(shape: HeadShape, source: HeadWeights, device: torch.device, dtype: torch.dtype) -> Tensor | None:

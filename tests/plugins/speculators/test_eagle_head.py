@@ -82,8 +82,8 @@ def test_the_served_head_computes_what_the_module_computes(variant: str, make_he
     attend = Cache()
     states, out = head.step(embeddings[:length], head.fuse(features), torch.arange(length), attend)
     for i in range(steps):
-        logits = head.logits(out[-1:])
-        assert logits is not None
+        assert head.lm_head is not None
+        logits = head.lm_head(out[-1:])
         torch.testing.assert_close(out[-1], expected[i], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(logits[0], module.logits(expected[i]), atol=1e-4, rtol=1e-4)
         at = length + i
@@ -105,7 +105,7 @@ def test_an_eagle_1_head_fuses_embedding_and_state_and_has_no_output_layer(make_
     torch.testing.assert_close(out[-1], expected[0], atol=1e-5, rtol=1e-4)
     _, out = head.step(embeddings[length : length + 1], states[-1:].clone(), torch.tensor([length]), attend)
     torch.testing.assert_close(out[-1], expected[1], atol=1e-5, rtol=1e-4)
-    assert head.logits(out) is None
+    assert head.lm_head is None
 
 
 def test_other_spellings_of_the_names_are_read(make_head: MakeHead) -> None:

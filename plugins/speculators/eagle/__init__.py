@@ -1,0 +1,60 @@
+"""EAGLE heads: one small layer that drafts from the target's own hidden states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from engine.hooks import hookimpl
+from engine.plugin import Capabilities, Flag, Needs, Offer, Options
+
+if TYPE_CHECKING:
+    from engine.specs.model import ModelProfile
+    from engine.specs.speculator import ResidentSpeculator
+
+
+class TreeOptions(Options):
+    """How wide and deep a tree is grown before its best nodes are drafted."""
+
+    top_k: int = Field(4, ge=2, le=32, description="Nodes of a level that have children, and children of each.")
+    depth: int = Field(5, ge=2, le=16, description="Most draft tokens one after the other.")
+
+
+class EagleOptions(Options):
+    """Which head drafts, and in which form."""
+
+    head: str | None = Field(
+        None,
+        description="The head's folder as path:FOLDER or package:NAME/FOLDER; if unset, the one that comes with the "
+        "engine for this model.",
+    )
+    tree: TreeOptions | None = Field(
+        None,
+        description="Draft a tree of at most max_draft tokens; a chain if unset, or where trees can't be verified.",
+    )
+
+
+def build(options: EagleOptions, *, profile: ModelProfile, max_running: int) -> ResidentSpeculator:
+    """Make the speculator; it learns of its target in `plan`."""
+    from engine.plugins.speculators.eagle.resident import EagleSpeculator
+
+    return EagleSpeculator(options)
+
+
+@hookimpl
+def speculators() -> list[Offer[ResidentSpeculator]]:
+    """The one offer of this module."""
+    return [
+        Offer(
+            name="eagle",
+            summary="EAGLE, EAGLE-2, EAGLE-3 and EAGLE-3.1 heads: draft from the target's hidden states",
+            build=build,
+            options=EagleOptions,
+            capabilities=Capabilities(flags=frozenset({Flag.TREE_DRAFTS})),
+            requires={"models": Needs(flags=frozenset({Flag.HIDDEN_STATES}))},
+        )
+    ]
+
+
+__all__ = ["EagleOptions", "TreeOptions", "build", "speculators"]
