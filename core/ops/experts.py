@@ -174,4 +174,14 @@ def mix_stacks(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: St
     return mix(x, ids, weights, len(down.values), run)
 
 
-__all__ = ["LinearExperts", "RoutedExperts", "Stack", "StackedExperts", "mix", "mix_all", "mix_stacks", "route", "stack"]
+__all__ = [
+    "LinearExperts",
+    "RoutedExperts",
+    "Stack",
+    "StackedExperts",
+    "mix",
+    "mix_all",
+    "mix_stacks",
+    "route",
+    "stack",
+]

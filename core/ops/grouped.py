@@ -27,13 +27,21 @@ MOST_TILES: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the products of one number of tokens are cut."""
+    """How one product is cut."""
 
     rows: int  # of the weight, a program
-    block: int  # slots, a program
     depth: int  # of k, a round
     warps: int
     stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How both products of one number of tokens are cut."""
+
+    block: int  # slots, a program
+    up: Tiling
+    down: Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +113,27 @@ def mix(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) ->
     """See `Ops.mix`; ids int32 [T, taken], dense. What the experts make is rounded to x's dtype before it is summed."""
     tokens, taken = ids.shape
     experts, width, inner = down.values.shape
-    cut = tiling(tokens, taken, experts)
+    cut = choose_cut(tokens, taken, experts)
     order = _arrange(ids, experts, cut.block)
     active = torch.empty(tokens * taken, inner, dtype=x.dtype, device=x.device)
     made = torch.empty(tokens * taken, width, dtype=x.dtype, device=x.device)
-    _multiply(x, gate_up, active, order, cut, share=taken, gated=True)
-    _multiply(active, down, made, order, cut, factors=weights)
+    _multiply(x, gate_up, active, order, cut.block, cut.up, share=taken, gated=True)
+    _multiply(active, down, made, order, cut.block, cut.down, factors=weights)
     out = torch.empty_like(x)
-    total[(tokens, triton.cdiv(width, 1024))](
-        made, out, width, SHARE=taken, BLOCK=1024, EARLY=EARLY, launch_pdl=EARLY
-    )
+    total[(tokens, triton.cdiv(width, 1024))](made, out, width, SHARE=taken, BLOCK=1024, EARLY=EARLY, launch_pdl=EARLY)
     return out
 
 
-def tiling(tokens: int, taken: int, experts: int) -> Tiling:
+def choose_cut(tokens: int, taken: int, experts: int) -> Cut:
     """How to cut for so many tokens; measured on an H200."""
     each = tokens * taken / experts
     if each <= 12:
-        return Tiling(64, 16, 128, 4, 3)
+        return Cut(16, Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 3))
     if each <= 24:
-        return Tiling(64, 32, 128, 4, 3)
+        return Cut(32, Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 3))
     if each <= 64:
-        return Tiling(128, 64, 64, 4, 4)
-    return Tiling(128, 128, 64, 8, 4)
+        return Cut(64, Tiling(128, 64, 4, 4), Tiling(128, 64, 4, 4))
+    return Cut(128, Tiling(128, 64, 8, 4), Tiling(128, 64, 8, 4))
 
 
 def _arrange(ids: Tensor, experts: int, block: int) -> Order:
@@ -159,6 +165,7 @@ def _multiply(
     weight: Stack,
     y: Tensor,
     order: Order,
+    block: int,
     cut: Tiling,
     *,
     share: int = 1,
@@ -184,7 +191,7 @@ def _multiply(
         k,
         x.stride(0),
         ROWS=cut.rows,
-        BLOCK=cut.block,
+        BLOCK=block,
         DEPTH=depth,
         SHARE=share,
         GATED=gated,
@@ -192,7 +199,7 @@ def _multiply(
         WEIGHTED=factors is not None,
         SCALED=scaled,
         SIDE=weight.side,
-        ONCE=cut.block <= 32,
+        ONCE=block <= 32,
         PRECISION=_precision(x),
         STAGES=cut.stages,
         EARLY=EARLY,
@@ -205,4 +212,4 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype is torch.float32 else "tf32"
 
 
-__all__ = ["Router", "Tiling", "mix", "tiling"]
+__all__ = ["Cut", "Router", "Tiling", "choose_cut", "mix"]

@@ -18,8 +18,10 @@ def _part(acc, weight, columns, scale, start, SCALED: tl.constexpr, SIDE: tl.con
     """acc plus one round's product; `scale` points at the factors of each row's block, SIDE columns wide."""
     if SCALED:
         made = tl.dot(weight.to(columns.dtype), columns, input_precision=PRECISION)
-        return acc + made * tl.load(scale + start // SIDE)[:, None]
-    return tl.dot(weight, columns, acc, input_precision=PRECISION)
+        acc += made * tl.load(scale + start // SIDE)[:, None]
+    else:
+        acc = tl.dot(weight, columns, acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit(do_not_specialize=["slots"])

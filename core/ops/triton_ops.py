@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.ops import Ops
-from engine.ops import grouped
+from engine.ops import Ops, grouped
 from engine.ops.dependent import EARLY, begin, wait
 from engine.ops.experts import Stack
 from engine.routing import Routing

@@ -5,7 +5,7 @@ It knows no attention backend, no cache and no quantization; it runs on the runn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from engine.ops import Ops
 from engine.ops.dependent import EARLY
+from engine.ops.experts import StackedExperts, stack
 from engine.plugins.quantization.narrow.kernel import Tiling, narrow
-from engine.specs.quantization import Linear, Quantization
+from engine.specs.quantization import Experts, Linear, Quantization
 from engine.specs.weight_loader import WeightSource
 
 MOST_ROWS: Final = 64
@@ -139,6 +140,10 @@ class NarrowQuantization(Quantization):
 
     def _workspace(self, device: torch.device) -> Workspace:
         return self._workspaces.setdefault(device, Workspace(device))
+
+    def experts(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device) -> Experts:
+        gate_ups, downs = [one[:2] for one in names], [one[2:] for one in names]
+        return StackedExperts(stack(source, gate_ups, self._dtype, device), stack(source, downs, self._dtype, device))
 
     def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
         """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""

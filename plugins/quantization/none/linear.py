@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.specs.quantization import Linear, Quantization
+from engine.ops.experts import StackedExperts, stack
+from engine.specs.quantization import Experts, Linear, Quantization
 from engine.specs.weight_loader import WeightSource
 
 
@@ -44,6 +45,10 @@ class DenseQuantization(Quantization):
 
     def head(self, embedding: Tensor) -> Linear:
         return DenseLinear(embedding, None)
+
+    def experts(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device) -> Experts:
+        gate_ups, downs = [one[:2] for one in names], [one[2:] for one in names]
+        return StackedExperts(stack(source, gate_ups, self._dtype, device), stack(source, downs, self._dtype, device))
 
     def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
         """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""
