@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda.prepare import ROW, prepare
+from engine.cuda.prepare import (
+    COUNT,
+    FIRST_PAGE,
+    FIRST_TOKEN,
+    IDS_AT,
+    PAGES,
+    PAGES_AT,
+    ROW,
+    SAMPLES,
+    SLOT,
+    START,
+    prepare,
+)
 from engine.randomness import uniform
 from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBatch
@@ -19,20 +31,19 @@ IN_FLIGHT = 3
 
 NOT_SAMPLED = (0,) * 8
 GREEDY = (1,) + (0,) * 7
-PADDING = (0,) * 12
 
 
 @dataclass(frozen=True, slots=True)
-class RowInput:
-    """One request's share of a step, as the device is told."""
+class RowInputs:
+    """What the host knows of the R requests of a step; arrays of R each."""
 
-    slot: int
-    start: int
-    first_page: int
-    new_pages: np.ndarray  # int32
-    count: int
-    ids: np.ndarray | None  # int32 [count]; None takes the token that the device sampled last
-    sampling: tuple[int, ...]  # see `sampling_fields`
+    slots: np.ndarray  # int32
+    starts: np.ndarray  # int32; positions of their first tokens
+    counts: np.ndarray  # int32; tokens
+    first_pages: np.ndarray  # int32; where in their tables the new pages go
+    pages: Mapping[int, np.ndarray]  # row -> int32, its new pages
+    ids: Mapping[int, np.ndarray]  # row -> int32 [count], its tokens; others take the one that the device sampled last
+    sampling: np.ndarray  # int32 [R, 8], see `sampling_fields`
 
 
 def sampling_fields(params: SamplingParams | None, seed: int = 0, position: int = 0) -> tuple[int, ...]:
@@ -84,7 +95,7 @@ class StepInputs:
         self.query_start, self.seq_lens = zeros(max_rows + 1), zeros(max_rows)
         self.block_tables = zeros(max_rows, max_pages)
 
-    def send(self, rows: Sequence[RowInput], padded: int, *, spread: bool = False) -> None:
+    def send(self, rows: RowInputs, padded: int, *, spread: bool = False) -> None:
         """Copy what the host knows of a step.
 
         Args:
@@ -94,33 +105,33 @@ class StepInputs:
         staged, copied = self._staged[self._next], self._copied[self._next]
         if copied is not None:
             copied.synchronize()  # the copy of three steps ago: long done
-        record, at, used, tokens = staged.numpy(), padded * ROW, 0, 0
-        lines: list[tuple[int, ...]] = []
-        for row in rows:
-            pages_at, ids_at = at, -1
-            at += len(row.new_pages)
-            record[pages_at:at] = row.new_pages
-            if row.ids is not None:
-                ids_at, at = at, at + row.count
-                record[ids_at:at] = row.ids
-            pages = (pages_at, row.first_page, len(row.new_pages))
-            for part in range(row.count - 1 if spread else 0):
-                here = ids_at + part if ids_at >= 0 else -1
-                lines.append((row.slot, row.start + part, 1, tokens + part, *pages, here, *NOT_SAMPLED))
-            before = row.count - 1 if spread else 0
-            here = ids_at + before if ids_at >= 0 else -1
-            known = (row.slot, row.start + before, row.count - before, tokens + before, *pages, here)
-            lines.append((*known, *row.sampling))
-            tokens += row.count
-        used = len(lines)
-        lines += [(-1, 0, 1, tokens + number, *PADDING) for number in range(padded - used)]
-        record[: padded * ROW] = np.array(lines, dtype=np.int32).ravel()
+        record, at = staged.numpy(), padded * ROW
+        lines = np.zeros((len(rows.slots), ROW), dtype=np.int32)
+        lines[:, SLOT], lines[:, START], lines[:, COUNT] = rows.slots, rows.starts, rows.counts
+        lines[:, FIRST_TOKEN] = np.cumsum(rows.counts) - rows.counts
+        lines[:, FIRST_PAGE], lines[:, IDS_AT], lines[:, SAMPLES:] = rows.first_pages, -1, rows.sampling
+        for row, pages in rows.pages.items():
+            lines[row, PAGES_AT], lines[row, PAGES] = at, len(pages)
+            record[at : (at := at + len(pages))] = pages
+        for row, ids in rows.ids.items():
+            lines[row, IDS_AT] = at
+            record[at : (at := at + len(ids))] = ids
+        lines = _spread(lines) if spread else lines
+        table, used = record[: padded * ROW].reshape(padded, ROW), len(lines)
+        table[:used], table[used:] = lines, 0
+        table[used:, SLOT], table[used:, COUNT] = -1, 1
+        table[used:, FIRST_TOKEN] = np.arange(padded - used) + rows.counts.sum()
         self.packed[:at].copy_(staged[:at], non_blocking=True)
         if self._on_cuda:
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            if copied is None:
+                copied = self._copied[self._next] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
-            self._copied[self._next] = copied
         self._next = (self._next + 1) % IN_FLIGHT
+
+    def send_padding(self, padded: int) -> None:
+        """A step of so many rows that is of no request."""
+        none = np.zeros(0, dtype=np.int32)
+        self.send(RowInputs(none, none, none, none, {}, {}, none.reshape(0, ROW - SAMPLES)), padded)
 
     def prepare(self, rows: int) -> None:
         """Make the tensors of a batch out of what was sent; one launch."""
@@ -141,7 +152,9 @@ class StepInputs:
             BLOCK=256,
         )
 
-    def batch(self, query_lens: np.ndarray, seq_lens: np.ndarray, *, spread: bool = False) -> AttentionBatch:
+    def batch(
+        self, query_lens: np.ndarray, seq_lens: np.ndarray, *, spread: bool = False, may_share: bool = True
+    ) -> AttentionBatch:
         """The prepared batch; the arrays are int32 [R], requests with one token first. `spread` as in `send`."""
         rows, tokens = len(query_lens), int(query_lens.sum())
         return AttentionBatch(
@@ -154,7 +167,22 @@ class StepInputs:
             query_lens_host=query_lens,
             seq_lens_host=seq_lens,
             requests_repeat=spread,
+            may_share=may_share,
         )
 
 
-__all__ = ["IN_FLIGHT", "RowInput", "StepInputs", "sampling_fields"]
+def _spread(lines: np.ndarray) -> np.ndarray:
+    """A row for every token; the last of a request samples."""
+    counts = lines[:, COUNT]
+    found = np.repeat(lines, counts, axis=0)
+    within = np.arange(len(found)) - found[:, FIRST_TOKEN]
+    last = within == found[:, COUNT] - 1
+    found[:, START] += within
+    found[:, FIRST_TOKEN] += within
+    found[:, IDS_AT] += np.where(found[:, IDS_AT] >= 0, within, 0)
+    found[:, COUNT] = 1
+    found[~last, SAMPLES:] = 0
+    return found
+
+
+__all__ = ["IN_FLIGHT", "RowInputs", "StepInputs", "sampling_fields"]

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.cuda.graphs import Graphs, ladder
-from engine.cuda.inputs import IN_FLIGHT, RowInput, StepInputs, sampling_fields
+from engine.cuda.inputs import GREEDY, IN_FLIGHT, RowInputs, StepInputs, sampling_fields
 from engine.cuda.sampling import BAD, sample
 from engine.errors import ResourceError
 from engine.runner import Runner
@@ -38,23 +37,34 @@ SPREAD_KEYS = 2**17
 """Keys that the tokens of such prefills may read in all, for each reads them by itself."""
 
 
+SHARED = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Batches worth a graph in which the attention backend looks for prefixes that decodes share."""
+
+SHARED_KEYS = 256
+"""Keys that decodes must share to be looked at."""
+
+SPARED_KEYS = 2**14
+"""Keys that are not read twice, from which on looking for them pays."""
+
+
 @dataclass(slots=True)
 class Sampled:
     """Tokens on their way to the host."""
 
     arrived: torch.cuda.Event | None  # None where there is nothing to wait for
     buffer: Tensor  # int32 [N], pinned
-    rows: list[int]  # of the entries
-    places: list[tuple[int, int, int]]  # per entry: slot, the slot's generation, position of the token; -1 if none
-    read: list[int] | None = None
+    rows: np.ndarray  # of the entries
+    slots: np.ndarray  # of the entries, and which request of the slot this is
+    generations: np.ndarray
+    positions: np.ndarray  # of the tokens; -1 where none is sampled
+    read: np.ndarray | None = None
 
-    def tokens(self) -> list[int]:
+    def tokens(self) -> np.ndarray:
         """Wait, then read; may be called from any thread, and again."""
         if self.read is None:
             if self.arrived is not None:
                 self.arrived.synchronize()
-            found = self.buffer.tolist()
-            self.read = [found[row] for row in self.rows]
+            self.read = self.buffer.numpy()[self.rows]
         return self.read
 
 
@@ -89,17 +99,22 @@ class CudaRunner(Runner):
         self._underway: deque[Sampled] = deque()
         self._launches = 0
         self._plain = [False] * slots
-        self._generation = [0] * slots
-        self._host_pages = [0] * slots  # pages of each slot that the host knows, and of them the device
-        self._device_pages = [0] * slots
-        self._device_position = [-1] * slots  # position of the token that the device sampled last
+        self._greedy = np.zeros(slots, dtype=bool)
+        self._generation = np.zeros(slots, dtype=np.int64)
+        self._host_pages = np.zeros(slots, dtype=np.int32)  # pages of each slot that the host knows, and the device
+        self._device_pages = np.zeros(slots, dtype=np.int32)
+        self._device_position = np.full(slots, -1)  # position of the token that the device sampled last
         self._max_len = self._tokens.shape[1] - 1
         self._decodes: Graphs[Tensors] | None = None
         self._spread: Graphs[Tensors] | None = None
+        self._shared: Graphs[Tensors] | None = None
         if graphs and self._on_cuda:
             memory = torch.cuda.graph_pool_handle()
             self._decodes = Graphs(self._decode, ladder(slots), memory)
             self._spread = Graphs(partial(self._decode, spread=True), list(SPREAD), memory)
+            if self.backend.reads_shared_once:
+                sizes = [size for size in SHARED if size < slots] + [slots]
+                self._shared = Graphs(partial(self._decode, shared=True), sizes, memory)
 
     # Steps
 
@@ -109,7 +124,8 @@ class CudaRunner(Runner):
         for admission in batch.admissions:
             self._admit(admission)
         for entry in batch.entries:
-            self._place(entry)
+            if entry.new_pages or entry.drafts:
+                self._place(entry)
         self._settle(wait=False)
         entries = batch.entries
         if not entries:
@@ -130,12 +146,12 @@ class CudaRunner(Runner):
     @torch.inference_mode()
     def improve(self) -> bool:
         """Capture one more graph; True while some are missing. Steps go the slow way until theirs is there."""
-        for graphs, spread in ((self._decodes, False), (self._spread, True)):
+        for graphs in (self._decodes, self._spread, self._shared):
             if graphs is None or (size := graphs.next) is None:
                 continue
             try:
-                self._inputs_on_device.send([], size)  # padding alone
-                self._decode(size, spread=spread)
+                self._inputs_on_device.send_padding(size)
+                self._decode(size, spread=graphs is self._spread, shared=graphs is self._shared)
                 graphs.capture_next()
             except torch.OutOfMemoryError:
                 graphs.give_up()  # the eager way needs no memory that stays
@@ -146,7 +162,7 @@ class CudaRunner(Runner):
     def _admit(self, admission: Admission) -> None:
         super()._admit(admission)
         slot = admission.slot
-        self._plain[slot] = _is_plain(admission.params)
+        self._plain[slot], self._greedy[slot] = _is_plain(admission.params), admission.params.greedy
         self._generation[slot] += 1
         self._host_pages[slot] = self._device_pages[slot] = 0
         self._device_position[slot] = -1
@@ -165,9 +181,9 @@ class CudaRunner(Runner):
         """Write tokens that have arrived into the host's table; with `wait` all of them."""
         while self._underway and (wait or len(self._underway) >= IN_FLIGHT or self._is_back(self._underway[0])):
             sampled = self._underway.popleft()
-            for token, (slot, generation, position) in zip(sampled.tokens(), sampled.places, strict=True):
-                if position >= 0 and token >= 0 and generation == self._generation[slot]:
-                    self._tokens[slot, position] = token
+            tokens, slots, positions = sampled.tokens(), sampled.slots, sampled.positions
+            there = (positions >= 0) & (tokens >= 0) & (sampled.generations == self._generation[slots])
+            self._tokens[slots[there], positions[there]] = tokens[there]
 
     @staticmethod
     def _is_back(sampled: Sampled) -> bool:
@@ -180,17 +196,17 @@ class CudaRunner(Runner):
             rows = self._run(entries)
         except torch.OutOfMemoryError as error:
             return self._launch_halves(entries, error)
-        out = self._outs[self._launches % len(self._outs)][: rows[-1] + 1]
+        out = self._outs[self._launches % len(self._outs)][: int(rows[-1]) + 1]
         self._launches += 1
-        out.copy_(self._sampled[: rows[-1] + 1], non_blocking=True)
+        out.copy_(self._sampled[: len(out)], non_blocking=True)
         arrived = None
         if self._on_cuda:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        places = [(e.slot, self._generation[e.slot], e.start + e.count if e.samples else -1) for e in entries]
-        sampled = Sampled(arrived, out, rows, places)
+        slots, _, ends, samples = _columns(entries)
+        sampled = Sampled(arrived, out, rows, slots, self._generation[slots], np.where(samples, ends, -1))
         self._underway.append(sampled)
-        return lambda: StepResult([_result(*pair) for pair in zip(entries, sampled.tokens(), strict=True)])
+        return lambda: StepResult(_results(entries, sampled.tokens().tolist()))
 
     def _launch_halves(self, entries: Sequence[Entry], error: Exception) -> Result:
         """The device has no memory for so many tokens: compute half of them at a time."""
@@ -208,54 +224,76 @@ class CudaRunner(Runner):
         self._launch([replace(entry, count=half, samples=False)])()
         return self._launch([replace(entry, start=entry.start + half, count=entry.count - half)])
 
-    def _run(self, entries: Sequence[Entry]) -> list[int]:
+    def _run(self, entries: Sequence[Entry]) -> np.ndarray:
         """Forward pass and sampling; returns the row of each entry."""
-        counts = [entry.count for entry in entries]
-        tokens, decodes = sum(counts), max(counts) == 1
-        keys = sum(entry.count * (entry.start + entry.count) for entry in entries if entry.count > 1)
-        graphs = self._decodes if decodes else self._spread if keys <= SPREAD_KEYS else None
+        slots, starts, ends, samples = _columns(entries)
+        counts = ends - starts
+        tokens, decodes = int(counts.sum()), int(counts.max()) == 1
+        keys = int((counts * ends)[counts > 1].sum())
+        shared = decodes and self.backend.reads_shared_once and self._shares(slots, ends)
+        fitting = self._shared if shared else self._decodes
+        graphs = fitting if decodes else self._spread if keys <= SPREAD_KEYS else None
         size = graphs.size_for(tokens) if graphs else None
         spread = size is not None and not decodes
-        inputs = [self._row(entry) for entry in entries]
-        self._inputs_on_device.send(inputs, size or len(entries), spread=spread)
-        for entry in entries:
-            self._device_position[entry.slot] = entry.start + entry.count if entry.samples else -1
+        self._inputs_on_device.send(self._row_inputs(slots, starts, ends, samples), size or len(slots), spread=spread)
+        self._device_pages[slots] = self._host_pages[slots]
+        self._device_position[slots] = np.where(samples, ends, -1)
         if graphs and size:
             graphs.replay(size)
         else:
-            ends = np.array([e.start + e.count for e in entries], dtype=np.int32)
-            self._forward(np.array(counts, dtype=np.int32), ends, every=decodes)
-        return [end - 1 for end in accumulate(counts)] if spread else list(range(len(entries)))
+            self._forward(counts.astype(np.int32), ends.astype(np.int32), every=decodes, shared=shared or not decodes)
+        return np.cumsum(counts) - 1 if spread else np.arange(len(slots))
 
-    def _row(self, entry: Entry) -> RowInput:
-        slot, end = entry.slot, entry.start + entry.count
-        first = self._device_pages[slot]
-        self._device_pages[slot] = self._host_pages[slot]
-        on_device = entry.count == 1 and entry.start == self._device_position[slot]
-        admission = self._admission(slot)
-        return RowInput(
-            slot=slot,
-            start=entry.start,
-            count=entry.count,
-            first_page=first,
-            new_pages=self._tables[slot, first : self._host_pages[slot]],
-            ids=None if on_device else self._tokens[slot, entry.start : end],
-            sampling=sampling_fields(admission.params if entry.samples else None, admission.seed, end),
+    def _row_inputs(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray, samples: np.ndarray) -> RowInputs:
+        known, wanted = self._device_pages[slots], self._host_pages[slots]
+        from_host = (ends - starts != 1) | (starts != self._device_position[slots])
+        sampling = np.zeros((len(slots), len(GREEDY)), dtype=np.int32)
+        sampling[samples] = GREEDY
+        for row in np.flatnonzero(samples & ~self._greedy[slots]):
+            admission = self._admission(slots[row])
+            sampling[row] = sampling_fields(admission.params, admission.seed, int(ends[row]))
+        return RowInputs(
+            slots=slots,
+            starts=starts,
+            counts=ends - starts,
+            first_pages=known,
+            pages={r: self._tables[slots[r], known[r] : wanted[r]] for r in np.flatnonzero(known < wanted).tolist()},
+            ids={r: self._tokens[slots[r], starts[r] : ends[r]] for r in np.flatnonzero(from_host).tolist()},
+            sampling=sampling,
         )
 
-    def _forward(self, lens: np.ndarray, ends: np.ndarray, *, every: bool, spread: bool = False) -> Tensors:
+    def _shares(self, slots: np.ndarray, ends: np.ndarray) -> bool:
+        """Whether so many decodes begin with the same pages that reading those once pays."""
+        at = -(-SHARED_KEYS // self.page_size)
+        slots = slots[ends > at * self.page_size]
+        if len(slots) < 2:
+            return False
+        pages, counts = np.unique(self._tables[slots, at - 1], return_counts=True)
+        members = slots[self._tables[slots, at - 1] == pages[counts.argmax()]]
+        if len(members) < 2:
+            return False
+        most = int(self._host_pages[members].min())
+        tables = self._tables[members, :most]
+        alike = (tables == tables[0]).all(0)
+        pages_alike = most if alike.all() else int(alike.argmin())
+        return (len(members) - 1) * pages_alike * self.page_size >= SPARED_KEYS
+
+    def _forward(
+        self, lens: np.ndarray, ends: np.ndarray, *, every: bool, spread: bool = False, shared: bool = True
+    ) -> Tensors:
         inputs, rows, tokens = self._inputs_on_device, len(lens), int(lens.sum())
         inputs.prepare(rows)
-        self._step.plan, self._step.tapped = self.backend.plan(inputs.batch(lens, ends, spread=spread)), []
+        batch = inputs.batch(lens, ends, spread=spread, may_share=shared)
+        self._step.plan, self._step.tapped = self.backend.plan(batch), []
         hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
         logits = self.model.logits(hidden if every else hidden[inputs.last_index[:rows]])
         sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
         return hidden, logits
 
-    def _decode(self, size: int, *, spread: bool = False) -> Tensors:
+    def _decode(self, size: int, *, spread: bool = False, shared: bool = False) -> Tensors:
         """What a graph of `size` decodes holds, of whatever lengths."""
         ones = np.ones(size, dtype=np.int32)
-        return self._forward(ones, ones * self._max_len, every=True, spread=spread)
+        return self._forward(ones, ones * self._max_len, every=True, spread=spread, shared=shared or spread)
 
 
 def _is_plain(p: SamplingParams) -> bool:
@@ -265,10 +303,20 @@ def _is_plain(p: SamplingParams) -> bool:
     return not (penalized or chosen or p.logprobs is not None or p.prompt_logprobs is not None)
 
 
-def _result(entry: Entry, token: int) -> EntryResult:
-    if token == BAD:
-        return EntryResult(failed=True)
-    return EntryResult(tokens=[token] if entry.samples else [])
+def _columns(entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Slots, first positions, positions after the last, and who samples."""
+    slots = np.array([entry.slot for entry in entries])
+    starts = np.array([entry.start for entry in entries])
+    counts = np.array([entry.count for entry in entries])
+    return slots, starts, starts + counts, np.array([entry.samples for entry in entries])
+
+
+def _results(entries: Sequence[Entry], tokens: Sequence[int]) -> list[EntryResult]:
+    found = [EntryResult([t] if e.samples else []) for e, t in zip(entries, tokens, strict=True)]
+    for result, token in zip(found, tokens, strict=True):
+        if token == BAD:
+            result.tokens, result.failed = [], True
+    return found
 
 
 __all__ = ["CudaRunner"]

@@ -1,8 +1,8 @@
 """Paged attention by Triton kernels: decodes split along their keys, everything else in tiles of queries.
 
 Called on the runner's thread. Scores, softmax and sums are float32; with 16-bit types the weights of the softmax are
-rounded before they meet V. `plan` and `forward` of a batch of decodes read lengths on the device only, so they may be
-captured in a CUDA graph.
+rounded before they meet V. `plan` and `forward` of a batch of decodes read lengths and tables on the device only, so
+they may be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 from engine.ops.dependent import EARLY
 from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.triton import decode, prefill
+from engine.plugins.attention.triton.cascade import SPLITS
+from engine.plugins.attention.triton.shared import Cascade, Shared
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
 
 LOG2E: Final = 1.4426950408889634
@@ -47,6 +49,7 @@ class Work:
     items: Tensor  # int32 [capacity, ITEM]
     partial_out: Tensor  # float32 [capacity, heads, v_head_dim]
     partial_stats: Tensor  # float32 [capacity, heads, 2]
+    shared: Shared | None  # prefixes that are read for several at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Plan:
 
 class TritonAttention(AttentionBackend):
     """GQA of any ratio in float32, bfloat16 and float16."""
+
+    reads_shared_once = True
 
     def __init__(self, shape: AttentionShape, page_size: int, device: DeviceProfile) -> None:
         if shape.kind is not KVKind.GQA:
@@ -97,6 +102,17 @@ class TritonAttention(AttentionBackend):
             "SOFTCAP": cap is not None,
             "PRECISION": "ieee" if shape.dtype == "float32" else "tf32",
         }
+        tiles = Tiles(32, 8, 1) if wide else Tiles(64, 8, 3)
+        self._cascade = Cascade(
+            shape,
+            page_size,
+            self._device,
+            max(1, chip // shape.kv_heads),
+            self._common,
+            block=tiles.block,
+            warps=tiles.warps,
+            stages=tiles.stages,
+        )
 
     def kv_layout(self) -> KVLayout:
         """A page holds each head's rows in one piece: [KV heads, page size, width]."""
@@ -124,13 +140,24 @@ class TritonAttention(AttentionBackend):
         capacity = decodes + self._wanted
         items = torch.empty(capacity, decode.ITEM, dtype=torch.int32, device=self._device)
         padded = 256 if decodes <= 256 else MOST_REQUESTS
+        shared = None if window else self._cascade.plan(batch)
         decode.list_work[(1,)](
-            batch.seq_lens, items, decodes, capacity, window, self._wanted, REQUESTS=padded, BLOCK=self._decode.block
+            batch.seq_lens,
+            shared.own_start if shared else batch.seq_lens,
+            items,
+            decodes,
+            capacity,
+            window,
+            self._wanted,
+            REQUESTS=padded,
+            BLOCK=self._decode.block,
+            SHARED=shared is not None,
         )
         return Work(
             items,
             torch.empty(capacity, shape.heads, shape.v_head_dim, dtype=torch.float32, device=self._device),
             torch.empty(capacity, shape.heads, 2, dtype=torch.float32, device=self._device),
+            shared,
         )
 
     def _trees(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
@@ -166,7 +193,9 @@ class TritonAttention(AttentionBackend):
         window: int,
         plan: Plan,
     ) -> None:
-        batch, work = plan.batch, plan.work[window]
+        batch, work, shared = plan.batch, plan.work[window], plan.work[window].shared
+        if shared:
+            self._cascade.attend(q, kv, batch.block_tables, shared, self._scale, self._softcap)
         decode.decode[(len(work.items), self._shape.kv_heads)](
             q,
             k,
@@ -176,6 +205,9 @@ class TritonAttention(AttentionBackend):
             work.partial_out,
             work.partial_stats,
             self._counters,
+            shared.out if shared else work.partial_out,
+            shared.stats if shared else work.partial_stats,
+            shared.parts if shared else batch.seq_lens,
             work.items,
             batch.seq_lens,
             batch.block_tables,
@@ -190,6 +222,8 @@ class TritonAttention(AttentionBackend):
             WINDOW=window > 0,
             STAGES=self._decode.stages,
             STORE=not batch.requests_repeat,
+            SHARED=shared is not None,
+            SPLITS=SPLITS,
             EARLY=EARLY,
             num_warps=self._decode.warps,
             launch_pdl=EARLY,

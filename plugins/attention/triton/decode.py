@@ -21,6 +21,7 @@ ITEM = 5
 @triton.jit(do_not_specialize=["requests", "capacity", "window", "wanted"])
 def list_work(
     seq_lens,
+    own_start,
     items,
     requests,
     capacity,
@@ -28,18 +29,24 @@ def list_work(
     wanted,
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
-    """Cut every request into parts of one common length, about `wanted` parts in all; one program.
+    """Cut every request into equal parts, about `wanted` parts in all; one program.
 
     seq_lens int32 [requests]; items int32 [capacity, ITEM]; window 0 for none. `capacity` must be at least
-    `requests + wanted`. Parts are multiples of BLOCK keys long, but for the last.
+    `requests + wanted`. Parts are multiples of BLOCK keys long, but for the last. With SHARED, the keys before
+    own_start int32 [requests] are read elsewhere.
     """
     r = tl.arange(0, REQUESTS)
     lens = tl.load(seq_lens + r, mask=r < requests, other=0)
     start = tl.where(window > 0, tl.maximum(lens - window, 0), 0) // BLOCK * BLOCK
+    if SHARED:
+        start = tl.load(own_start + r, mask=r < requests, other=0)
     keys = lens - start
     part = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(keys), wanted), BLOCK), 1) * BLOCK
     count = tl.cdiv(keys, part)
+    part = tl.cdiv(tl.cdiv(keys, tl.maximum(count, 1)), BLOCK) * BLOCK  # of equal length within a request
+    count = tl.cdiv(keys, tl.maximum(part, 1))
     ends = tl.cumsum(count, 0)
     for done in range(0, capacity, REQUESTS):
         tl.store(items + (done + r) * 5, -1, mask=done + r < capacity)
@@ -55,6 +62,46 @@ def list_work(
         tl.store(at + 4, count, mask=here)
 
 
+@triton.jit
+def merge(
+    best,
+    total,
+    acc,
+    partial_out,
+    partial_stats,
+    first,
+    count,
+    heads,
+    is_row,
+    HEADS: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Add the parts `first` to `first + count` to a running softmax: best, total [ROWS], acc [ROWS, V_PAD]."""
+    i = tl.arange(0, AT_ONCE)
+    dv = tl.arange(0, V_PAD)
+    for at in range(first, first + count, AT_ONCE):
+        place = ((at + i)[:, None] * HEADS + heads[None, :]).to(tl.int64)
+        there = ((at + i) < first + count)[:, None] & is_row[None, :]
+        peaks = tl.load(partial_stats + place * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(partial_stats + place * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        outs = tl.load(
+            partial_out + place[:, :, None] * V_DIM + dv[None, None, :],
+            mask=there[:, :, None] & (dv < V_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        peak = tl.maximum(best, tl.max(peaks, 0))
+        safe = tl.where(peak == float("-inf"), 0.0, peak)
+        mine = tl.exp2(best - safe)
+        theirs = tl.exp2(peaks - safe[None, :])
+        total = total * mine + tl.sum(sums * theirs, 0)
+        acc = acc * mine[:, None] + tl.sum(outs * theirs[:, :, None], 0)
+        best = peak
+    return best, total, acc
+
+
 @triton.jit(do_not_specialize=["table_row", "window"])
 def decode(
     q,
@@ -66,6 +113,9 @@ def decode(
     partial_out,
     partial_stats,
     counters,
+    shared_out,
+    shared_stats,
+    shared_parts,
     items,
     seq_lens,
     block_tables,
@@ -96,13 +146,16 @@ def decode(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     STORE: tl.constexpr,
+    SHARED: tl.constexpr,
+    SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One item of the work list for one KV head: program (item, KV head).
 
     With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
     in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32
-    [items, heads, 2] (maximum and sum), counters int32 [requests, KV heads], zero before and after.
+    [items, heads, 2] (maximum and sum), counters int32 [requests, KV heads], zero before and after. With SHARED, the
+    parts that `engine.plugins.attention.triton.cascade` left of a request are added by its first item.
     """
     begin(EARLY)
     item = tl.program_id(0)
@@ -141,10 +194,14 @@ def decode(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, V_PAD], tl.float32)
     table = block_tables + request.to(tl.int64) * table_row
+    ahead = start_at + tl.arange(0, BLOCK)
+    pages = tl.load(table + ahead // PAGE, mask=ahead < end, other=0)
     for start in tl.range(start_at, end, BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
         exists = n < end
-        page = tl.load(table + n // PAGE, mask=exists, other=0).to(tl.int64)
+        page = pages.to(tl.int64)
+        ahead = n + BLOCK  # a round early, or the loads of keys and values would wait for it
+        pages = tl.load(table + ahead // PAGE, mask=ahead < end, other=0)
         inside = head * PAGE + n % PAGE
         keys = tl.load(
             k_pages + (page * k_page + inside * DIM)[None, :] + d[:, None],
@@ -170,6 +227,22 @@ def decode(
         )
         acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
         best = peak
+    if SHARED and item == first:
+        best, total, acc = merge(
+            best,
+            total,
+            acc,
+            shared_out,
+            shared_stats,
+            request * SPLITS,
+            tl.load(shared_parts + request),
+            heads,
+            is_row,
+            KV_HEADS * GROUP,
+            V_DIM,
+            V_PAD,
+            4,
+        )
     is_out = is_row[:, None] & (dv[None, :] < V_DIM)
     to = out + (request.to(tl.int64) * KV_HEADS * GROUP + heads)[:, None] * V_DIM + dv[None, :]
     if count == 1:
@@ -186,20 +259,21 @@ def decode(
             best = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, V_PAD], tl.float32)
-            for i in range(first, first + count):
-                place = (i * KV_HEADS * GROUP + heads).to(tl.int64)
-                other = tl.load(partial_stats + place * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-                sums = tl.load(partial_stats + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-                outs = tl.load(
-                    partial_out + place[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg"
-                )
-                peak = tl.maximum(best, other)
-                safe = tl.where(peak == float("-inf"), 0.0, peak)
-                mine = tl.exp2(best - safe)
-                theirs = tl.exp2(other - safe)
-                total = total * mine + sums * theirs
-                acc = acc * mine[:, None] + outs * theirs[:, None]
-                best = peak
+            best, total, acc = merge(
+                best,
+                total,
+                acc,
+                partial_out,
+                partial_stats,
+                first,
+                count,
+                heads,
+                is_row,
+                KV_HEADS * GROUP,
+                V_DIM,
+                V_PAD,
+                4,
+            )
             tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
 
 
