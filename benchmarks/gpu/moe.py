@@ -110,8 +110,8 @@ def kernels() -> None:
 
 def tune() -> None:
     layer = Layer()
-    narrow_cuts = [(1, 16), (8, 16), (64, 16), (64, 32), (256, 32), (256, 64)]
-    for tokens, block in [*narrow_cuts, (1024, 64), (1024, 128), (4096, 128), (4096, 64)]:
+    first = [(64, 16), (8, 16), (1, 16), (256, 32), (4096, 128)]
+    for tokens, block in [*first, (256, 64), (64, 32), (1024, 64), (1024, 128), (4096, 64)]:
         pairs = zip(UPS, DOWNS, strict=True) if tokens <= 256 else zip(WIDE, WIDE, strict=True)
         for up, down in pairs:
             try:

@@ -25,7 +25,7 @@ ATTENTION_SEGMENT: Final = _native.ATTENTION_SEGMENT
 
 
 class NativeOps(TorchOps):
-    """bfloat16 and float32 on the CPU, rounded as in `TorchOps`, one pass over memory each; what has no kernel is its."""
+    """bfloat16 and float32 on the CPU, rounded as in `TorchOps`, one pass over memory each; experts as there."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or torch.get_num_threads()

@@ -91,10 +91,7 @@ def grouped(
     scale = scales + expert * tl.cdiv(n, SIDE) * across + row // SIDE * across
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in tl.range(0, k, DEPTH, num_stages=STAGES):
-        if ONCE:
-            w = tl.load(weights + start, eviction_policy="evict_first")
-        else:
-            w = tl.load(weights + start)
+        w = tl.load(weights + start, eviction_policy="evict_first") if ONCE else tl.load(weights + start)
         columns = tl.load(inputs + start, mask=is_slot[None, :], other=0.0)
         acc = _part(acc, w, columns, scale, start, SCALED, SIDE, PRECISION)
     if GATED:
