@@ -25,7 +25,7 @@ Blocks = NDArray[np.intp]
 """Block ids, int [n]: page id times blocks a page, plus the place in the page."""
 
 Digests = Callable[[], list[int]]
-"""What was digested; may be called once the work that was queued on the device is done."""
+"""What was digested; waits until the device has done what it was told."""
 
 
 class BlockPool(ABC):
@@ -47,6 +47,10 @@ class BlockPool(ABC):
     @abstractmethod
     def cut(self, cuts: Sequence[Cut]) -> Self:
         """The same pool in other blocks; `cuts` are those of the parts of one layer."""
+
+    @abstractmethod
+    def addresses(self) -> list[tuple[int, int]]:
+        """Of each part: the address of page 0 and the bytes from page to page."""
 
     @abstractmethod
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:

@@ -209,8 +209,8 @@ def _drop(buffers: deque[memoryview], count: int) -> None:
         count -= len(buffers.popleft())
 
 
-FROM_CONSUMER_LIMIT: Final = 2**12
-"""Nothing long comes from a consumer."""
+FROM_CONSUMER_LIMIT: Final = 2**14
+"""Nothing long comes from a consumer; an invitation to a link is the longest."""
 
 FROM_PRODUCER_LIMIT: Final = 2**24
 """A grant may hold the digests of a million blocks."""

@@ -20,9 +20,17 @@ class PeerConnector(KVConnector):
     """See `KVConnector`."""
 
     def __init__(
-        self, transport: Transport[Any], *, role: Role, schema: KVSchema, engine_id: str, options: PeerOptions
+        self,
+        transport: Transport[Any],
+        *,
+        role: Role,
+        schema: KVSchema,
+        engine_id: str,
+        options: PeerOptions,
+        on_device: Transport[Any] | None = None,
     ) -> None:
-        self._transport, self._options = transport, options
+        """`on_device` takes the place of `transport` when the pool turns out not to lie in host memory."""
+        self._transport, self._on_device, self._options = transport, on_device, options
         self._role, self._schema, self._engine_id = Role(role), schema, engine_id
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
@@ -38,6 +46,8 @@ class PeerConnector(KVConnector):
         Raises:
             ValueError: the pool isn't what the schema says, or the transport can't use it.
         """
+        if self._on_device is not None and pool[0][0].device.type != "cpu":
+            self._transport = self._on_device
         grid = self._transport.grid(pool)
         if len(pool) != self._schema.layers or grid.num_pages != self._schema.num_pages:
             raise ValueError(

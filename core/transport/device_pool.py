@@ -1,7 +1,7 @@
 """Pages in the memory of a device: gathered, scattered and digested there, on whatever stream is current.
 
-Digests equal those of `Grid` over the same bytes. A run of a block (its tokens of one head, say) must be a multiple of 8
-bytes.
+Digests equal those of `Grid` over the same bytes. A run of a block (its tokens of one head, say) must be a multiple of
+8 bytes.
 """
 
 from __future__ import annotations
@@ -95,6 +95,10 @@ class DevicePool(BlockPool):
         """See `BlockPool.num_pages`."""
         return int(self._parts[0].shape[0])
 
+    def addresses(self) -> list[tuple[int, int]]:
+        """See `BlockPool.addresses`."""
+        return [(part.data_ptr(), part.stride(0)) for part in self._parts]
+
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
         """See `BlockPool.digests`; waits for the device."""
         sums = self._move(np.asarray(blocks, np.int64), None, LOOK, weigh=True)
@@ -107,7 +111,16 @@ class DevicePool(BlockPool):
     def scatter(self, blocks: Blocks, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
         """See `BlockPool.scatter`."""
         sums = self._move(blocks, source, SCATTER, weigh=bool(chosen.any()))
-        return lambda: _read(sums, chosen)
+        done = torch.cuda.Event() if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if done is not None:
+            done.record()
+
+        def digests() -> list[int]:
+            if done is not None:
+                done.synchronize()
+            return _read(sums, chosen)
+
+        return digests
 
     def _move(self, blocks: NDArray[np.int64] | Blocks, buffer: Tensor | None, mode: int, *, weigh: bool) -> Tensor:
         count, parts = len(blocks), len(self._table)

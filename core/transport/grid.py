@@ -101,7 +101,7 @@ class Grid(BlockPool):
         return spans
 
     def addresses(self) -> list[tuple[int, int]]:
-        """Of each part: the address of page 0 and the bytes from page to page."""
+        """See `BlockPool.addresses`."""
         return [(part.ctypes.data, part.strides[0]) for part in self._parts]
 
     @cached_property

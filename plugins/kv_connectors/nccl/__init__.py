@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.hooks import hookimpl
@@ -10,13 +11,10 @@ from engine.plugin import Capabilities, DeviceProfile, Flag, Offer
 from engine.transport.options import NetworkOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import torch
 
-    from torch import Tensor
-
-    from engine.plugins.kv_connectors.nccl.link import Links
     from engine.specs.kv_connector import KVConnector, KVSchema, Role
-    from engine.transport.blocks import BlockPool
+    from engine.transport.link import Links
 
 
 def available(device: DeviceProfile) -> str | None:
@@ -26,33 +24,22 @@ def available(device: DeviceProfile) -> str | None:
 
 def build(options: NetworkOptions, *, role: Role, schema: KVSchema, engine_id: str) -> KVConnector:
     """Make one end; nothing is opened before `start`. Where the pool lies decides what moves it."""
-    from engine.plugins.kv_connectors.nccl.transport import NcclTransport
     from engine.transport.connector import PeerConnector
+    from engine.transport.link_transport import LinkTransport
 
-    on_device: list[Tensor] = []
-
-    def pool(tensors: Sequence[tuple[Tensor, ...]]) -> BlockPool:
-        first = tensors[0][0]
-        if first.device.type == "cpu":
-            from engine.transport.grid import Grid
-
-            return Grid.of_pool(tensors)
-        from engine.transport.device_pool import DevicePool
-
-        on_device.append(first)
-        return DevicePool.of_pool(tensors)
-
-    def links(block_bytes: int) -> Links:
-        if not on_device:
-            from engine.plugins.kv_connectors.nccl.host import GlooLinks
-
-            return GlooLinks(options.peer_timeout)
-        from engine.plugins.kv_connectors.nccl.device import NcclLinks
-
-        return NcclLinks(on_device[0].device, block_bytes)
-
-    transport = NcclTransport(options, pool, links)
+    transport = LinkTransport("nccl", options, partial(links, options))
     return PeerConnector(transport, role=role, schema=schema, engine_id=engine_id, options=options)
+
+
+def links(options: NetworkOptions, device: torch.device, block_bytes: int) -> Links:
+    """What moves the bytes of pools on a device."""
+    if device.type == "cpu":
+        from engine.plugins.kv_connectors.nccl.host import GlooLinks
+
+        return GlooLinks(options.peer_timeout)
+    from engine.plugins.kv_connectors.nccl.device import NcclLinks
+
+    return NcclLinks(device, block_bytes)
 
 
 @hookimpl
@@ -72,4 +59,4 @@ def kv_connectors() -> list[Offer[KVConnector]]:
     ]
 
 
-__all__ = ["available", "build", "kv_connectors"]
+__all__ = ["available", "build", "kv_connectors", "links"]

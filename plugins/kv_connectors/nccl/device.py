@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.plugins.kv_connectors.nccl.library import Library
-from engine.plugins.kv_connectors.nccl.link import SLICE_BYTES, WINDOW, Landing, Link, LinkLost, Links
 from engine.transport.blocks import Digests
+from engine.transport.link import SLICE_BYTES, WINDOW, Landing, Link, LinkLost, Links
 
 if TYPE_CHECKING:
     from torch import Tensor

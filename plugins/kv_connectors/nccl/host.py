@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from engine.plugins.kv_connectors.nccl.link import WINDOW, Landing, Link, LinkLost, Links
 from engine.transport.blocks import Digests
+from engine.transport.link import WINDOW, Landing, Link, LinkLost, Links
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import os
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Final
 
-from engine.plugins.kv_connectors.nccl.link import LinkLost
+from engine.transport.link import LinkLost
 
 SUCCESS: Final = 0
 IN_PROGRESS: Final = 7

@@ -10,7 +10,10 @@ from engine.plugin import Capabilities, DeviceProfile, Flag, Offer
 from engine.transport.options import NetworkOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.specs.kv_connector import KVConnector, KVSchema, Role
+    from engine.transport.link import Links
 
 PACKAGES = ("nixl_cu13", "nixl_cu12")
 
@@ -26,8 +29,23 @@ def build(options: NetworkOptions, *, role: Role, schema: KVSchema, engine_id: s
     """Make one end; nothing is opened before `start`."""
     from engine.plugins.kv_connectors.rdma.transport import RdmaTransport
     from engine.transport.connector import PeerConnector
+    from engine.transport.link_transport import LinkTransport
 
-    return PeerConnector(RdmaTransport(options), role=role, schema=schema, engine_id=engine_id, options=options)
+    return PeerConnector(
+        RdmaTransport(options),
+        on_device=LinkTransport("rdma", options, links),
+        role=role,
+        schema=schema,
+        engine_id=engine_id,
+        options=options,
+    )
+
+
+def links(device: torch.device, block_bytes: int) -> Links:
+    """What moves the bytes of pools on a GPU."""
+    from engine.plugins.kv_connectors.rdma.links import NixlLinks
+
+    return NixlLinks(device, block_bytes)
 
 
 @hookimpl
@@ -36,10 +54,12 @@ def kv_connectors() -> list[Offer[KVConnector]]:
     return [
         Offer(
             name="rdma",
-            summary="one-sided reads through NIXL (InfiniBand, RoCE, shared memory, whatever UCX finds)",
+            summary="one-sided transfers through NIXL (InfiniBand, RoCE, NVLink, shared memory, whatever UCX finds)",
             build=build,
             options=NetworkOptions,
-            capabilities=Capabilities(devices=frozenset({"cpu"}), flags=frozenset({Flag.PRODUCER, Flag.CONSUMER})),
+            capabilities=Capabilities(
+                devices=frozenset({"cpu", "cuda"}), flags=frozenset({Flag.PRODUCER, Flag.CONSUMER})
+            ),
             available=available,
         )
     ]

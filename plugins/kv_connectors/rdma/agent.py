@@ -73,13 +73,18 @@ class Read:
         self._agent.release_xfer_handle(self._handle)
 
 
+def open_agent() -> Any:
+    """A NIXL agent of this process, under a name that no other has."""
+    package = next(name for name in PACKAGES if find_spec(name))
+    nixl = import_module(f"{package}._api")
+    return nixl.nixl_agent(uuid.uuid4().hex, nixl.nixl_agent_config(enable_prog_thread=True))
+
+
 class Agent:
     """This engine's end. Reads are begun and looked at on the consumer's thread only."""
 
     def __init__(self, pool: Sequence[tuple[Tensor, ...]], staging_bytes: int) -> None:
-        package = next(name for name in PACKAGES if find_spec(name))
-        nixl = import_module(f"{package}._api")
-        self._nixl = nixl.nixl_agent(uuid.uuid4().hex, nixl.nixl_agent_config(enable_prog_thread=True))
+        self._nixl = open_agent()
         self._pool = self._nixl.register_memory([tensor for layer in pool for tensor in layer])
         self.metadata: bytes = self._nixl.get_agent_metadata()
         """What a peer needs to read the pool."""
@@ -141,4 +146,4 @@ class Agent:
         del self._nixl
 
 
-__all__ = ["Agent", "Read", "Staging"]
+__all__ = ["Agent", "Read", "Staging", "open_agent"]

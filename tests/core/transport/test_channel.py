@@ -78,7 +78,7 @@ def test_long_message_goes_out_in_parts(pair: tuple[Channel, Channel]) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (struct.pack("<I", 2**12 + 1), "a frame of 4097 bytes, at most 4096"),
+        (struct.pack("<I", 2**14 + 1), "a frame of 16385 bytes, at most 16384"),
         (b"GET / HTTP/1.1\r\n\r\n", "a frame of"),
         (b"\xff" * 64, "a frame of 4294967295 bytes"),
         (struct.pack("<I", 3) + b"\x00\x01\x02", "malformed frame"),

@@ -73,7 +73,7 @@ class Links(ABC):
 
     @abstractmethod
     def invite(self) -> bytes:
-        """What the other end needs to join: at most 512 bytes, good for one link."""
+        """What the other end needs to join: at most 8 KiB, good for one link."""
 
     @abstractmethod
     def join(self, invitation: bytes, *, invited: bool) -> Link:

@@ -19,15 +19,17 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from engine.plugins.kv_connectors.nccl.link import SLICE_BYTES, WINDOW, Landing, Link, LinkLost, Links
 from engine.transport.blocks import BlockPool, Blocks, Digests
 from engine.transport.channel import Channel
 from engine.transport.frames import ProtocolError, Word
+from engine.transport.grid import Grid
+from engine.transport.link import SLICE_BYTES, WINDOW, Landing, Link, LinkLost, Links
 from engine.transport.network import NetworkTransport
 from engine.transport.options import NetworkOptions
 from engine.transport.wire import Checks, Incoming, Offered
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MAX_LINKS: Final = 16
@@ -93,22 +95,22 @@ class Line:
             self.link.close()
 
 
-class NcclTransport(NetworkTransport[BlockPool]):
+class LinkTransport(NetworkTransport[BlockPool]):
     """See `Transport`.
 
     Args:
-        pool: makes the pool of blocks from tensors.
-        links: makes links, given the bytes of a block.
+        name: of the connector.
+        links: makes links, given the device of the pool and the bytes of a block.
     """
 
     def __init__(
         self,
+        name: str,
         options: NetworkOptions,
-        pool: Callable[[Sequence[tuple[Tensor, ...]]], BlockPool],
-        links: Callable[[int], Links],
+        links: Callable[[torch.device, int], Links],
     ) -> None:
-        super().__init__("nccl", options)
-        self._make_pool, self._make_links, self._patience = pool, links, options.peer_timeout
+        super().__init__(name, options)
+        self._make_links, self._patience = links, options.peer_timeout
         self._links: Links | None = None
         self._name = msgspec.msgpack.encode(Producer(secrets.token_hex(16)))
         self._granted: WeakKeyDictionary[Channel, tuple[BlockPool, Blocks]] = WeakKeyDictionary()
@@ -117,11 +119,15 @@ class NcclTransport(NetworkTransport[BlockPool]):
 
     def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> BlockPool:
         """See `Transport.grid`."""
-        return self._make_pool(pool)
+        if pool[0][0].device.type == "cpu":
+            return Grid.of_pool(pool)
+        from engine.transport.device_pool import DevicePool  # imports Triton
+
+        return DevicePool.of_pool(pool)
 
     def attach(self, pool: Sequence[tuple[Tensor, ...]], grid: BlockPool, wake: Callable[[], None]) -> None:
         """See `Transport.attach`."""
-        self._links = self._make_links(grid.block_bytes)
+        self._links = self._make_links(pool[0][0].device, grid.block_bytes)
 
     # The producer's end
 
@@ -280,4 +286,4 @@ class Slices(Incoming):
         self._under_way.clear()
 
 
-__all__ = ["NcclTransport"]
+__all__ = ["LinkTransport"]
