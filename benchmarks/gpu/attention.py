@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -119,19 +119,16 @@ def main() -> None:
         show_prefill(made)
     if not given.tune:
         return
-    for tiles in (
-        Tiles(64, 4, 2),
-        Tiles(64, 4, 4),
-        Tiles(128, 4, 2),
-        Tiles(128, 4, 3),
-        Tiles(128, 8, 2),
-        Tiles(32, 4, 4),
+    for heads, tiles, programs in product(
+        ((32, 8), (28, 4)),
+        (Tiles(128, 4, 3), Tiles(64, 4, 3), Tiles(64, 4, 4), Tiles(64, 4, 5), Tiles(32, 4, 6)),
+        (1, 2, 4),
     ):
-        for programs in (1, 2, 4):
-            triton_backend.PROGRAMS = programs  # type: ignore[misc]
-            made = TritonAttention(shape(32, 8), 16, device)
-            made._decode = tiles
-            show_decode(made, (tiles, programs))
+        triton_backend.PROGRAMS = programs  # type: ignore[misc]
+        made = TritonAttention(shape(*heads), 16, device)
+        made._decode = tiles
+        show_decode(made, (tiles, programs))
+    triton_backend.PROGRAMS = 2  # type: ignore[misc]
     for block, warps, stages, rows in ((64, 4, 3, 64), (64, 8, 2, 128), (128, 8, 2, 128), (128, 8, 3, 128)):
         made = TritonAttention(shape(28, 4), 16, device)
         made._long = Tiles(block, warps, stages, rows)

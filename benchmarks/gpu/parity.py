@@ -24,6 +24,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--batches", default="1,8,64")
     arguments.add_argument("--dtypes", default="float32,bfloat16")
+    arguments.add_argument("--attentions", default="triton,reference")
     arguments.add_argument("--set", action="append", default=[], dest="overrides")
     given = arguments.parse_args()
     cases = [
@@ -34,6 +35,8 @@ def main() -> int:
     wrong = 0
     for dtype in given.dtypes.split(","):
         for attention, graphs in (("triton", "true"), ("triton", "false"), ("reference", "false")):
+            if attention not in given.attentions.split(","):
+                continue
             settings = [f"attention={attention}", f"device.cuda_graphs={graphs}", f"model.dtype={dtype}"]
             with LLM(overrides=["device.kind=cuda", *settings, *given.overrides]) as llm:
                 for batch in map(int, given.batches.split(",")):

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +24,32 @@ from decode import CONFIG, prompts
 from limits import timed, versions
 from torch.profiler import ProfilerActivity, profile
 
-import engine.ops.triton_ops as ops
-import engine.plugins.attention.triton.backend as attention
-import engine.plugins.quantization.narrow.linear as narrow
 from engine import LLM, SamplingParams
 from engine.cuda.graphs import Graphs
-from engine.cuda.inputs import GREEDY, RowInput
+from engine.cuda.inputs import GREEDY, RowInputs
 from engine.plugins.attention.triton.backend import Tiles
 from engine.plugins.quantization.narrow.kernel import Tiling
 
-TILINGS: list[tuple[str, int, list[Tiling | None]]] = [
-    ("gate_up", 16, [Tiling(64, 128, 1, 4, s) for s in (3, 5)] + [Tiling(64, 256, 1, 4, 3), Tiling(64, 256, 1, 4, 2)]),
-    ("gate_up", 16, [Tiling(64, 64, 1, 4, 6), Tiling(64, 64, 1, 4, 4), Tiling(128, 64, 1, 4, 4)]),
-    ("down", 16, [Tiling(64, 128, 4, 4, s) for s in (3, 4)] + [Tiling(64, 128, 2, 4, 6), Tiling(64, 256, 4, 4, 3)]),
-    ("down", 16, [Tiling(64, 128, 8, 4, 3), Tiling(64, 64, 4, 4, 6), Tiling(64, 128, 3, 4, 5)]),
-    (
-        "qkv",
-        16,
-        [Tiling(64, 128, 4, 4, 3), Tiling(64, 256, 4, 4, 3), Tiling(64, 128, 2, 4, 4), Tiling(32, 128, 2, 4, 4)],
-    ),
-    (
-        "out",
-        16,
-        [Tiling(64, 128, 4, 4, 3), Tiling(64, 256, 4, 4, 2), Tiling(64, 128, 2, 4, 4), Tiling(64, 128, 7, 4, 4)],
-    ),
-    ("head", 16, [Tiling(64, 128, 1, 4, 3), Tiling(64, 128, 1, 4, 5)]),
-    ("gate_up", 64, [None, Tiling(128, 64, 1, 8, 4), Tiling(128, 64, 1, 4, 3), Tiling(64, 64, 1, 4, 4)]),
-    ("down", 64, [None, Tiling(64, 64, 4, 4, 5), Tiling(64, 64, 4, 4, 4), Tiling(64, 128, 4, 8, 3)]),
-    ("qkv", 64, [Tiling(64, 128, 2, 4, 3), Tiling(64, 64, 2, 4, 5), Tiling(64, 64, 4, 4, 4)]),
-    ("out", 64, [Tiling(64, 128, 4, 4, 3), Tiling(64, 64, 4, 4, 4)]),
-]
+POOL = 40_000
+"""Pages that the engine below is sure to have."""
+
+TILINGS: dict[tuple[str, int], list[Tiling | None]] = {
+    ("gate_up", 16): [Tiling(64, 128, 1, 4, 4), Tiling(64, 64, 1, 4, 6, 512), Tiling(64, 128, 1, 4, 3, 1024)],
+    ("down", 16): [Tiling(64, 128, 2, 4, 6, 2048), Tiling(64, 128, 4, 4, 4), Tiling(64, 128, 4, 4, 4, 2048)],
+    ("qkv", 16): [Tiling(64, 128, 2, 4, 4, ahead) for ahead in (1024, 2048)] + [Tiling(64, 128, 4, 4, 3, 1024)],
+    ("out", 16): [Tiling(64, 128, 2, 4, 4, ahead) for ahead in (1024, 2048)] + [Tiling(64, 128, 4, 4, 3, 1024)],
+    ("gate_up", 64): [Tiling(128, 64, 1, 8, 4), Tiling(128, 64, 1, 4, 4), Tiling(256, 64, 1, 8, 3)],
+    ("down", 64): [Tiling(128, 64, 4, 8, 4), Tiling(128, 64, 9, 8, 4), Tiling(128, 128, 4, 8, 3)],
+    ("qkv", 64): [Tiling(128, 64, 3, 8, 4), Tiling(128, 64, 7, 8, 4), Tiling(64, 128, 3, 4, 3)],
+    ("out", 64): [Tiling(128, 64, 4, 8, 4), Tiling(128, 64, 9, 8, 4), Tiling(64, 128, 4, 4, 3)],
+    ("head", 64): [Tiling(128, 64, 1, 8, 4), Tiling(256, 64, 1, 8, 3)],
+}
 
 
 class Variants:
     """An engine in this process whose parts are changed under it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, graphs: bool) -> None:
         folder = Path(tempfile.mkdtemp())
         (folder / "config.json").write_text(json.dumps(CONFIG))
         words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
@@ -70,11 +61,12 @@ class Variants:
             "scheduler.token_budget": 8192,
             "model.max_context": 16384,
             "kv_cache.memory": "40GiB",
+            "device.cuda_graphs": graphs,
         }
         self.llm = LLM(overrides=[f"{key}={value}" for key, value in given.items()])
         executor: Any = self.llm.engine.executor
         self.runner: Any = executor._runner
-        while self.runner._spread.next is not None or self.runner._decodes.next is not None:
+        while graphs and any(made.next for made in (self.runner._decodes, self.runner._spread, self.runner._shared)):
             time.sleep(0.2)  # the executor's thread captures
         executor._thread.submit(lambda: None).result()
         self.linears: dict[str, list[Any]] = {"head": [self.runner.model._head]}
@@ -85,18 +77,17 @@ class Variants:
         self.linears["head"][0]._workspace.reserve(2**25)
 
     @torch.inference_mode()
-    def step(self, size: int, length: int) -> float:
-        """Microseconds of a replay with every request at one length."""
-        inputs, pages = self.runner._inputs_on_device, -(-length // 16)
-        inputs.send([_row(slot, length, pages) for slot in range(size)], size)
-        self.runner._decode(size)
-        graphs = Graphs(self.runner._decode, [size], torch.cuda.graph_pool_handle())
-        graphs.capture_next()
-        return timed(lambda: graphs.replay(size), 30)
+    def step(self, size: int, length: int, shared: int = 0) -> float:
+        """Microseconds of a replay with every request at one length, of which the first `shared` pages are common."""
+        self.runner._inputs_on_device.send(_rows(size, -(-length // 16), length, shared), size)
+        made = Graphs(partial(self.runner._decode, shared=shared > 0), [size], torch.cuda.graph_pool_handle())
+        self.runner._decode(size, shared=shared > 0)
+        made.capture_next()
+        return timed(lambda: made.replay(size), 20)
 
-    def show(self, note: str, sizes: tuple[int, ...], length: int = 260) -> None:
+    def show(self, note: str, sizes: tuple[int, ...], length: int = 260, shared: int = 0) -> None:
         try:
-            cells = [f"{size}: {self.step(size, length):7.1f}" for size in sizes]
+            cells = [f"{size}: {self.step(size, length, shared):7.1f}" for size in sizes]
         except Exception as error:  # a tiling that the chip has no room for
             cells = [type(error).__name__]
         print(f"{note:64} {length:5}  " + "  ".join(cells), flush=True)
@@ -106,7 +97,7 @@ class Variants:
             linear._tilings[rows] = tiling
 
     def products(self) -> None:
-        for name, rows, choices in TILINGS:
+        for (name, rows), choices in TILINGS.items():
             for tiling in choices:
                 self.tile(name, rows, tiling)
                 self.show(f"{name} {tiling}", (1, 8) if rows == 16 else (64,))
@@ -115,12 +106,16 @@ class Variants:
     def attention(self) -> None:
         backend = self.runner.backend
         usual = backend._decode, backend._wanted
-        for tiles in (Tiles(128, 4, 3), Tiles(64, 4, 2), Tiles(128, 4, 2)):
+        for tiles in (Tiles(128, 4, 3), Tiles(64, 4, 3), Tiles(64, 4, 4), Tiles(32, 4, 6)):
             for wanted in (33, 66, 132):
                 backend._decode, backend._wanted = tiles, wanted
                 self.show(f"attention {tiles} {wanted}", (1, 64), 300)
                 self.show(f"attention {tiles} {wanted}", (1, 64), 8300)
         backend._decode, backend._wanted = usual
+
+    def prefixes(self) -> None:
+        for shared in (0, 16, 250):
+            self.show(f"{shared} pages shared", (16, 64, 200), 4200, shared)
 
     def profile(self, batch: int, length: int, out: int) -> None:
         """Kernels by time, and the idle share between them, in the second half of a run."""
@@ -144,9 +139,19 @@ class Variants:
             print(f"   {sum(took) / 1e3:8.2f} ms {len(took):6} x {sum(took) / len(took):7.1f} µs  {name[:90]}")
 
 
-def _row(slot: int, length: int, pages: int) -> RowInput:
-    known = np.arange(slot * pages, (slot + 1) * pages, dtype=np.int32)
-    return RowInput(slot=slot, start=length - 1, count=1, first_page=0, new_pages=known, ids=None, sampling=GREEDY)
+def _rows(size: int, pages: int, length: int, shared: int) -> RowInputs:
+    tables = (np.arange(size * pages, dtype=np.int32) % POOL).reshape(size, pages)
+    tables[:, :shared] = tables[0, :shared]
+    slots, ones = np.arange(size), np.ones(size, dtype=np.int32)
+    return RowInputs(
+        slots=slots,
+        starts=ones * (length - 1),
+        counts=ones,
+        first_pages=ones * 0,
+        pages=dict(enumerate(tables)),
+        ids={},
+        sampling=np.array([GREEDY] * size),
+    )
 
 
 def main() -> None:
@@ -155,17 +160,13 @@ def main() -> None:
     given = arguments.parse_args()
     print(versions())
     torch.cuda.set_stream(torch.cuda.Stream())
-    variants = Variants()
+    variants = Variants(graphs=given.profile)
     if given.profile:
         for batch, length, out in ((1, 128, 64), (64, 128, 64), (256, 128, 64), (1, 8192, 1)):
             variants.profile(batch, length, out)
     else:
         variants.show("as it is", (1, 8, 16, 32, 64, 256))
-        for module in (ops, attention, narrow):
-            module.EARLY = False  # type: ignore[attr-defined]
-        variants.show("no early launches", (1, 8, 64, 256))
-        for module in (ops, attention, narrow):
-            module.EARLY = True  # type: ignore[attr-defined]
+        variants.prefixes()
         variants.products()
         variants.attention()
     variants.llm.close()

@@ -28,6 +28,7 @@ class Tiling:
     split: int  # parts of k
     warps: int
     stages: int
+    ahead: int = 0  # of k, fetched into the L2 before the kernels ahead have ended; 0 for that of all stages
 
 
 @triton.jit(do_not_specialize=["m"])

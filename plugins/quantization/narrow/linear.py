@@ -87,7 +87,7 @@ class NarrowLinear(Linear):
             GATED=gated,
             STAGES=cut.stages,
             EARLY=EARLY,
-            AHEAD=triton.next_power_of_2(cut.depth * cut.stages),
+            AHEAD=triton.next_power_of_2(cut.ahead or cut.depth * cut.stages),
             num_warps=cut.warps,
             launch_pdl=EARLY,
         )
