@@ -17,7 +17,7 @@ device: torch.device, dtype: torch.dtype) -> Model`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.latent.up import LatentUp
+    from engine.specs.quantization import Quantization
+    from engine.specs.weight_loader import WeightSource
 
 API: Final = 1
 HOOK: Final = "models"
@@ -80,6 +82,31 @@ class Forward(ABC):
         """Show the hidden state [T, hidden] that enters `layer` (residual included); ignored unless somebody asked."""
 
 
+class NextModule(ABC):
+    """A layer behind a model's last one that looks one token further ahead (multi-token prediction).
+
+    It keeps KV of its own, of the model's kind and sizes: one layer.
+    """
+
+    @abstractmethod
+    def __call__(self, hidden: Tensor, embedded: Tensor, positions: Tensor, step: Forward, layer: int = 0) -> Tensor:
+        """The state whose `Model.logits` tell the token after the embedded one; it may take `hidden`'s place next.
+
+        Args:
+            hidden: [T, hidden], the model's states after its final norm at `positions`.
+            embedded: [T, hidden], the embeddings of the tokens that follow them, at `positions + 1`.
+            positions: int64 [T].
+            step: attention of the module's own layer, by the number `layer`.
+
+        Returns:
+            [T, hidden].
+        """
+
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory."""
+
+
 class Model(ABC):
     """A decoder that keeps its KV through `Forward.attend`. It runs under `torch.inference_mode`."""
 
@@ -102,6 +129,16 @@ class Model(ABC):
             ValueError: this implementation doesn't tell.
         """
         raise ValueError(f"the model {type(self).__name__} does not show its embedding, which the speculator needs")
+
+    def next_modules(self, weights: WeightSource, linears: Quantization) -> Sequence[NextModule]:
+        """Read the modules that predict further tokens, the first for the token after the next; none by default.
+
+        `weights` is the checkpoint of the model, opened once more. On the runner's thread.
+
+        Raises:
+            ValueError: a weight of theirs is missing or of another shape than the config says.
+        """
+        return ()
 
     @abstractmethod
     def weight_bytes(self) -> int:
@@ -142,5 +179,6 @@ __all__ = [
     "Model",
     "ModelOffer",
     "ModelProfile",
+    "NextModule",
     "models",
 ]

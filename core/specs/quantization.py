@@ -2,8 +2,9 @@
 
 Also the place for lossless repacking (capability flag `lossless`): the weight in an order that a kernel likes.
 
-Threads: `linear`, `experts` and `head` run while the model is built, on the runner's thread; so does the product, in every step
-and under `torch.inference_mode`. On CUDA a product may be captured in a graph: it may not wait for the device.
+Threads: `linear`, `experts` and `head` run while the model is built, on the runner's thread; so does the product, in
+every step and under `torch.inference_mode`. On CUDA a product may be captured in a graph: it may not wait for the
+device.
 
 Errors: `linear` passes on what `WeightSource.get` raises and raises ValueError for shapes that it can't pack. A product
 must not raise.

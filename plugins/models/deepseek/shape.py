@@ -51,6 +51,7 @@ class DeepseekShape:
     interleaved: bool  # rotated pairs are neighbours in the checkpoint, not halves
     rope: RopeSettings
     scale: float  # of the scores
+    next_layers: int  # layers behind the last that look a token further ahead
     block: tuple[int, int] | None  # projections are stored in FP8, a scale for each block of this size
 
     @property
@@ -93,6 +94,7 @@ def read_shape(config: Mapping[str, Any]) -> DeepseekShape:
         interleaved=bool(config.get("rope_interleave", True)),
         rope=rope,
         scale=_scale(rope, nope + rope_dim),
+        next_layers=int(config.get("num_nextn_predict_layers") or 0),
         block=_block(config.get("quantization_config")),
     )
 
@@ -131,14 +133,25 @@ def tensors(shape: DeepseekShape) -> dict[str, tuple[int, ...]]:
     """The same for a record: all projections are [out, in], in the order of the layers."""
     named: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, shape.hidden)}
     for index in range(shape.layers):
-        at = f"model.layers.{index}."
-        named |= {f"{at}{name}.weight": size for name, size in _attention(shape)}
-        named |= {f"{at}{name}": size for name, size in _feed_forward(shape, index)}
-        named |= {f"{at}{name}.weight": (shape.hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+        named |= _layer(shape, index)
     named["model.norm.weight"] = (shape.hidden,)
     if not shape.tied:
         named["lm_head.weight"] = (shape.vocab, shape.hidden)
     return named
+
+
+def next_tensors(shape: DeepseekShape, index: int) -> dict[str, tuple[int, ...]]:
+    """Those of the layer `index`, behind the last, that looks a token further ahead."""
+    at = f"model.layers.{index}."
+    norms = {f"{at}{name}.weight": (shape.hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
+    return _layer(shape, index) | norms | {f"{at}eh_proj.weight": (shape.hidden, 2 * shape.hidden)}
+
+
+def _layer(shape: DeepseekShape, index: int) -> dict[str, tuple[int, ...]]:
+    at = f"model.layers.{index}."
+    named: dict[str, tuple[int, ...]] = {f"{at}{name}.weight": size for name, size in _attention(shape)}
+    named |= {f"{at}{name}": size for name, size in _feed_forward(shape, index)}
+    return named | {f"{at}{name}.weight": (shape.hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
 
 
 def _attention(shape: DeepseekShape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -240,4 +253,4 @@ def _count(config: Mapping[str, Any], field: str, default: int | None = None) ->
     return value
 
 
-__all__ = ["FAMILIES", "DeepseekShape", "read_profile", "read_shape", "tensors", "weights"]
+__all__ = ["FAMILIES", "DeepseekShape", "next_tensors", "read_profile", "read_shape", "tensors", "weights"]

@@ -145,8 +145,8 @@ def _is_down(name: str) -> bool:
 
 
 def _in_blocks(name: str) -> bool:
-    """Every projection; embeddings, the output layer, norms and routers stay as they are."""
-    return name.endswith(("_proj.weight", "_proj_with_mqa.weight"))
+    """Every projection of a layer; embeddings, the output layer, norms, routers and `eh_proj` stay as they are."""
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight")) and not name.endswith("eh_proj.weight")
 
 
 __all__ = ["DeepseekSource"]
