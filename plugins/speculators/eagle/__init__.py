@@ -10,6 +10,8 @@ from engine.hooks import hookimpl
 from engine.plugin import Capabilities, Flag, Needs, Offer, Options
 
 if TYPE_CHECKING:
+    import click
+
     from engine.specs.model import ModelProfile
     from engine.specs.speculator import ResidentSpeculator
 
@@ -55,6 +57,19 @@ def speculators() -> list[Offer[ResidentSpeculator]]:
             requires={"models": Needs(flags=frozenset({Flag.HIDDEN_STATES}))},
         )
     ]
+
+
+def build_command(options: Options) -> click.Command:
+    """The command `train`."""
+    from engine.plugins.speculators.eagle.training.command import group
+
+    return group
+
+
+@hookimpl
+def cli_commands() -> list[Offer[click.Command]]:
+    """One command."""
+    return [Offer(name="train", summary="Train a draft head for a model.", build=build_command)]
 
 
 __all__ = ["EagleOptions", "TreeOptions", "build", "speculators"]

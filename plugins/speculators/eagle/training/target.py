@@ -99,20 +99,20 @@ class Target:
             rows: int64 [R]; starts: int64 [R], on the device.
             counts, ends: int32 [R]; `ends` may be larger than the truth where the backend reads lengths on the device.
         """
-        on_device = torch.from_numpy(counts).to(self.device, non_blocking=True)
-        total, single = int(counts.sum()), bool((counts == 1).all())
-        if single:
-            owner, positions = torch.arange(len(counts), device=self.device), starts
-            query_start = torch.arange(len(counts) + 1, dtype=torch.int32, device=self.device)
+        single, every = bool((counts == 1).all()), torch.arange(len(counts) + 1, device=self.device)
+        if single:  # nothing is copied from the host, so that a graph can hold it
+            query_start, owner, positions, lengths = every.int(), every[:-1], starts, starts + 1
         else:
-            query_start = functional_starts(on_device)
-            owner = torch.repeat_interleave(torch.arange(len(counts), device=self.device), on_device, output_size=total)
-            positions = torch.arange(total, device=self.device) - query_start[owner] + starts[owner]
+            on_device = torch.from_numpy(counts).to(self.device)
+            query_start = run_starts(on_device)
+            owner = torch.repeat_interleave(every[:-1], on_device, output_size=int(counts.sum()))
+            positions = torch.arange(len(owner), device=self.device) - query_start[owner] + starts[owner]
+            lengths = starts + on_device
         tables = self._tables[rows]
         pages = tables[owner, positions // self.page_size].long()
         return AttentionBatch(
             query_start=query_start,
-            seq_lens=(starts + on_device).int(),
+            seq_lens=lengths.int(),
             block_tables=tables,
             slot_mapping=pages * self.page_size + positions % self.page_size,
             positions=positions,
@@ -138,7 +138,7 @@ class Target:
         return self.model.logits(hidden)
 
 
-def functional_starts(counts: Tensor) -> Tensor:
+def run_starts(counts: Tensor) -> Tensor:
     """int32 [R] -> int32 [R + 1]: where each request's tokens begin, and the end."""
     ends = counts.cumsum(0, dtype=torch.int32)
     return torch.cat((ends.new_zeros(1), ends))

@@ -52,6 +52,7 @@ class Written:
     tokens: np.ndarray  # int32 [R, T]
     starts: np.ndarray  # int32 [R], tokens of the opening
     spoken: np.ndarray  # bool [R, T], words of the assistant, or of a row without roles
+    steps: int  # tokens written in each row; what lies behind them is padding
 
 
 class Writer:
@@ -108,7 +109,7 @@ class Writer:
             step(self._starts + done)
             progress(done + 1)
         spoken = self._spoken.cpu().numpy()
-        return Written(tokens=self._written.cpu().numpy(), starts=self._starts, spoken=spoken)
+        return Written(tokens=self._written.cpu().numpy(), starts=self._starts, spoken=spoken, steps=self._steps)
 
     def _prefill(self) -> None:
         """Compute the openings, all but their last token, a few rows at a time."""
@@ -155,7 +156,7 @@ class Writer:
     def _take(self, drawn: Tensor) -> None:
         """Append the drawn tokens int64 [R], or what the script says."""
         rows, speaker, free = self._rows, self._speaker, self._forced == 0
-        ended = torch.isin(drawn, self._ends) | (self._said + 1 >= self._limits[rows, speaker])
+        ended = (drawn[:, None] == self._ends).any(-1) | (self._said + 1 >= self._limits[rows, speaker])
         over = free & self._turns & ended
         token = torch.where(free & ~over, drawn, self._script[speaker, self._forced])
         self._at += 1

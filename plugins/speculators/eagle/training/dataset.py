@@ -1,0 +1,109 @@
+"""Training text as tokens: documents, rows of one length made of them, and a file that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.errors import ResourceError
+
+
+class Document(NamedTuple):
+    """One text."""
+
+    tokens: np.ndarray  # int32 [T]
+    taught: np.ndarray  # bool [T], tokens that the target wrote in the role that is served
+
+
+class Rows(NamedTuple):
+    """Documents one behind the other, cut into rows of one length."""
+
+    tokens: np.ndarray  # int32 [R, length]
+    taught: np.ndarray  # bool [R, length]
+
+
+def pack(documents: Sequence[Document], length: int) -> Rows:
+    """Rows of `length` tokens; the last, incomplete one is left out. Long rows hold several documents: so a head learns
+    to draft far from the start of a context, although few documents are so long."""
+    if not documents:
+        return Rows(np.zeros((0, length), np.int32), np.zeros((0, length), bool))
+    tokens, taught = (np.concatenate(part) for part in zip(*documents, strict=True))
+    count = len(tokens) // length
+    return Rows(tokens[: count * length].reshape(count, length), taught[: count * length].reshape(count, length))
+
+
+def frequent(documents: Sequence[Document], vocab: int, count: int) -> np.ndarray:
+    """int64 [count], ascending: the ids that are taught most often, of equals the lower ones."""
+    seen = np.zeros(vocab, dtype=np.int64)
+    for document in documents:
+        seen += np.bincount(document.tokens[document.taught], minlength=vocab)
+    return np.sort(np.argsort(-seen, kind="stable")[:count])
+
+
+def save(path: Path, documents: Sequence[Document]) -> None:
+    """Write all to one file."""
+    tokens, taught = (np.concatenate(part) for part in zip(*documents, strict=True))
+    lengths = np.array([len(document.tokens) for document in documents])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, tokens=tokens, taught=np.packbits(taught), lengths=lengths)
+
+
+def load(path: Path) -> list[Document]:
+    """Read what `save` wrote.
+
+    Raises:
+        ResourceError: the file is something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            tokens, lengths = file["tokens"], file["lengths"]
+            taught = np.unpackbits(file["taught"], count=len(tokens)).astype(bool)
+    except (OSError, ValueError, KeyError) as error:
+        raise ResourceError(f"{path} holds no training text: {error}; delete it to have the target write one") from None
+    ends = np.cumsum(lengths)
+    return [Document(tokens[e - n : e], taught[e - n : e]) for n, e in zip(lengths, ends, strict=True)]
+
+
+class Batch(NamedTuple):
+    """Some rows of one length."""
+
+    tokens: np.ndarray  # int32 [B, length]
+    taught: np.ndarray  # bool [B, length]
+
+
+class Batches:
+    """Batches of about `tokens` tokens each from rows of several lengths, in an order that the seed fixes.
+
+    Step n's batch depends on nothing but n, so that training can go on where it stopped.
+    """
+
+    def __init__(self, rows: Sequence[Rows], tokens: int, seed: int) -> None:
+        self._rows, self._seed = [some for some in rows if len(some.tokens)], seed
+        self._sizes = [max(1, tokens // some.tokens.shape[1]) for some in self._rows]
+        self.per_epoch = len(self._epoch(0))
+        self._cached: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
+
+    def at(self, step: int) -> Batch:
+        """The batch of one step."""
+        epoch, within = divmod(step, self.per_epoch)
+        if self._cached[0] != epoch:
+            self._cached = epoch, self._epoch(epoch)
+        kind, chosen = self._cached[1][within]
+        return Batch(self._rows[kind].tokens[chosen], self._rows[kind].taught[chosen])
+
+    def _epoch(self, number: int) -> list[tuple[int, np.ndarray]]:
+        """Which rows each batch takes: all once, a rest that fills no batch excepted, unless there is only that."""
+        draws = np.random.default_rng((self._seed, number))
+        batches = [batch for kind in range(len(self._rows)) for batch in self._cut(kind, draws)]
+        return [batches[i] for i in draws.permutation(len(batches))]
+
+    def _cut(self, kind: int, draws: np.random.Generator) -> Iterator[tuple[int, np.ndarray]]:
+        order, size = draws.permutation(len(self._rows[kind].tokens)), self._sizes[kind]
+        for at in range(0, max(len(order) - size, 0) + 1, size):
+            yield kind, order[at : at + size]
+
+
+__all__ = ["Batch", "Batches", "Document", "Rows", "frequent", "load", "pack", "save"]
