@@ -12,6 +12,17 @@ import msgspec
 from engine.structured import Structured
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request says about drafts, which change its speed but never its text."""
+
+    method: str | None = None  # `none`, or the name of the engine's speculator; None: as the engine does
+    max_tokens: int | None = None  # most draft tokens in a step; the engine's bound if unset or lower
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise ValueError(f"speculation.max_tokens must be at least 0, not {self.max_tokens}")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Validated on construction; a bad value raises ValueError in one sentence that begins with the field's name.
 
@@ -41,6 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured: Structured | None = None  # what the text must look like
     bad_words: tuple[str, ...] = ()  # texts that are not to be generated
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # their tokens; see `engine.bad_words`
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
@@ -88,4 +100,4 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "Speculation"]

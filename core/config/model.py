@@ -120,6 +120,14 @@ class SpeculatorSection(Component):
 
     use: str = Field(default="none", description="Name of an installed speculator, or none.")
     max_draft: int = Field(default=4, gt=0, le=64, description="Most draft tokens per request and step.")
+    controller: bool = Field(
+        default=True,
+        description="Adapt the length of drafts to what they cost and bring, down to none; if false, every request "
+        "drafts `max_draft` tokens in every step.",
+    )
+    loss_limit: float = Field(
+        default=0.01, gt=0, le=0.5, description="Share of the time that the controller may lose on drafts that fail."
+    )
 
 
 class GrammarSection(Component):
