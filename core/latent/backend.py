@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.latent.dense import Dense, attend
+from engine.latent.dense import Dense, TorchDense
 from engine.latent.rounds import WORKSPACE, Divided, divide, rows_at_once
 from engine.latent.rows import Rows, rows_of
 from engine.latent.up import LatentUp
@@ -22,6 +22,7 @@ class LatentPlan:
 
     batch: AttentionBatch
     divided: Divided
+    rounds: list[Any]  # of `Dense`, for each round
     whole: Any = None  # of all requests
     short: Any = None  # of the short ones
 
@@ -31,7 +32,7 @@ class LatentBackend(AttentionBackend):
 
     Args:
         rows: writes and reads rows; by what the shape says if unset.
-        dense: attends over expanded rows.
+        dense: attends over expanded rows; in plain torch if unset.
         workspace: bytes that expanded keys and values may take.
     """
 
@@ -41,11 +42,11 @@ class LatentBackend(AttentionBackend):
         page_size: int,
         *,
         rows: Rows | None = None,
-        dense: Dense = attend,
+        dense: Dense | None = None,
         workspace: int = WORKSPACE,
     ) -> None:
         self.shape, self.page_size = shape, page_size
-        self.rows, self._dense = rows or rows_of(shape), dense
+        self.rows, self._dense = rows or rows_of(shape), dense or TorchDense()
         self._most = rows_at_once(shape, getattr(torch, shape.dtype).itemsize, workspace)
 
     @abstractmethod
@@ -61,11 +62,13 @@ class LatentBackend(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> LatentPlan:
         """Divide the step."""
-        made = LatentPlan(batch, divide(batch, self.shape, self.page_size, self._most))
-        if not made.divided.rounds:
+        divided = divide(batch, self.shape, self.page_size, self._most)
+        device = batch.slot_mapping.device
+        made = LatentPlan(batch, divided, [self._dense.plan(turn.pieces, device) for turn in divided.rounds])
+        if not divided.rounds:
             made.whole = self.plan_absorbed(batch)
-        elif made.divided.short is not None:
-            made.short = self.plan_absorbed(made.divided.short)
+        elif divided.short is not None:
+            made.short = self.plan_absorbed(divided.short)
         return made
 
     def forward(
@@ -92,9 +95,9 @@ class LatentBackend(AttentionBackend):
             out[at] = up.mixed(mixed).to(dtype)
         self.rows.store(kv[0], divided.long_at, rows[divided.long_rows, None])
         stats = q.new_empty(q.shape[:2], dtype=torch.float32)
-        for turn in divided.rounds:
+        for turn, planned in zip(divided.rounds, plan.rounds, strict=True):
             expanded = up.expand(self.rows.load(kv[0], turn.at)[:, 0])
-            self._dense(q, expanded, turn.pieces, self.shape.scale, out, stats)
+            self._dense.attend(q, expanded, planned, self.shape.scale, out, stats)
         return out.to(q.dtype)
 
 

@@ -98,7 +98,8 @@ class PackedRows(Rows):
 
     def _blocks(self, latent: Tensor) -> Tensor:
         """[…, latent] -> […, blocks, 128], the last one filled up with zeros."""
-        return torch.nn.functional.pad(latent, (0, -latent.shape[-1] % SCALED)).unflatten(-1, (-1, SCALED))
+        padded = torch.nn.functional.pad(latent, (0, -latent.shape[-1] % SCALED))
+        return padded.view(*padded.shape[:-1], -1, SCALED)
 
 
 def power_above(values: Tensor) -> Tensor:

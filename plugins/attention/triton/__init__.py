@@ -11,6 +11,10 @@ from engine.specs.attention import AttentionBackend, AttentionShape
 
 def build(options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend:
     """The backend for one model; raises ValueError when the shape is none that its capabilities allow."""
+    if shape.kind is KVKind.MLA:
+        from engine.plugins.attention.triton.mla import TritonLatent
+
+        return TritonLatent(shape, page_size, device)
     from engine.plugins.attention.triton.backend import TritonAttention
 
     return TritonAttention(shape, page_size, device)
@@ -35,10 +39,10 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 devices=frozenset({"cuda"}),
                 min_compute_capability=(8, 0),
                 dtypes=frozenset({"float32", "bfloat16", "float16"}),
-                kv_kinds=frozenset({KVKind.GQA}),
-                head_dims=frozenset({16, 32, 64, 80, 96, 112, 128, 192, 256}),
+                kv_kinds=frozenset(KVKind),
+                head_dims=frozenset({16, 32, 64, 80, 96, 112, 128, 192, 256, 576}),
                 masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
-                flags=frozenset({Flag.SOFTCAP, Flag.GRAPH_SAFE}),
+                flags=frozenset({Flag.SOFTCAP, Flag.GRAPH_SAFE, Flag.PACKED_ROWS}),
             ),
             available=missing,
             rank=50,
