@@ -72,7 +72,8 @@ class Variants:
         self.linears: dict[str, list[Any]] = {"head": [self.runner.model._head]}
         for layer in self.runner.model._layers:
             for name in ("qkv", "out", "gate_up", "down"):
-                self.linears.setdefault(name, []).append(getattr(layer, name))
+                part = layer if name in ("qkv", "out") else layer.feed_forward
+                self.linears.setdefault(name, []).append(getattr(part, name))
         self.kept = {name: dict(found[0]._tilings) for name, found in self.linears.items()}
         self.linears["head"][0]._workspace.reserve(2**25)
 

@@ -43,25 +43,6 @@ class Stack:
         return (values.float() * scales).to(dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedExperts:
-    """The feed-forward part of a layer of experts."""
-
-    rule: Routing
-    router: Tensor  # [experts, hidden]
-    correction: Tensor | None  # float32 [experts]
-    experts: Experts
-
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        return self.experts(x, *ops.route(x, self.router, self.correction, self.rule), ops)
-
-    def weight_bytes(self) -> int:
-        """Bytes that the weights take in memory."""
-        bias = 0 if self.correction is None else self.correction.nbytes
-        return self.router.nbytes + bias + self.experts.weight_bytes()
-
-
 class StackedExperts(Experts):
     """Experts in two tensors, multiplied by `Ops.mix`: rows of gate, then up; and down."""
 
@@ -176,7 +157,6 @@ def mix_stacks(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: St
 
 __all__ = [
     "LinearExperts",
-    "RoutedExperts",
     "Stack",
     "StackedExperts",
     "mix",

@@ -68,6 +68,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         SMALL | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        SMALL
+        | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+        | {"norm_topk_prob": True, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    ),
     "gpt2": (
         "GPT2",
         {"vocab_size": 160, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},

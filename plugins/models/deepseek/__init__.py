@@ -46,7 +46,7 @@ def models() -> list[ModelOffer]:
             capabilities=Capabilities(
                 devices=frozenset({"cpu", "cuda"}),
                 kv_kinds=frozenset({KVKind.MLA}),
-                flags=frozenset({Flag.HIDDEN_STATES, Flag.LINEARS}),
+                flags=frozenset({Flag.HIDDEN_STATES, Flag.LINEARS, Flag.GRAPH_SAFE}),
             ),
             architectures=frozenset(FAMILIES),
             profile=read_profile,

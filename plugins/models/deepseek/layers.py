@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.feed_forward import GatedMlp, RoutedExperts
 from engine.latent.up import LatentUp
 from engine.ops import Ops
-from engine.ops.experts import RoutedExperts
 from engine.plugins.models.deepseek.attention import LatentAttention
 from engine.plugins.models.deepseek.shape import DeepseekShape
 from engine.specs.model import Forward
@@ -19,26 +19,11 @@ from engine.specs.weight_loader import WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mlp:
-    """A gated feed-forward network."""
-
-    gate_up: Linear  # rows of gate, then up
-    down: Linear
-
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        return self.down(self.gate_up.gated(x, ops))
-
-    def weight_bytes(self) -> int:
-        """Bytes that the weights take in memory."""
-        return self.gate_up.weight_bytes() + self.down.weight_bytes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One layer. `next_norm` follows it: the input norm of the next layer, or the final one."""
 
     attention: LatentAttention
-    feed_forward: Mlp | RoutedExperts
+    feed_forward: GatedMlp | RoutedExperts
     mlp_norm: Tensor  # [hidden]
     next_norm: Tensor
 
@@ -110,8 +95,8 @@ class Reader:
             out=self.linear(f"{at}.o_proj"),
         )
 
-    def _mlp(self, at: str) -> Mlp:
-        return Mlp(gate_up=self.linear(f"{at}.gate_proj", f"{at}.up_proj"), down=self.linear(f"{at}.down_proj"))
+    def _mlp(self, at: str) -> GatedMlp:
+        return GatedMlp(gate_up=self.linear(f"{at}.gate_proj", f"{at}.up_proj"), down=self.linear(f"{at}.down_proj"))
 
     def _experts(self, at: str) -> RoutedExperts:
         rule = self.shape.routing
@@ -125,4 +110,4 @@ class Reader:
         return RoutedExperts(rule=rule, router=self.dense(f"{at}.gate"), correction=correction, experts=experts)
 
 
-__all__ = ["Layer", "Mlp", "Reader", "count_bytes"]
+__all__ = ["Layer", "Reader", "count_bytes"]

@@ -1,4 +1,4 @@
-"""The Llama family: Llama, SmolLM2, Mistral, Qwen2 and Qwen3, one decoder driven by their configs."""
+"""The Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Qwen3-MoE, one decoder driven by their configs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def models() -> list[ModelOffer]:
     return [
         ModelOffer(
             name="llama",
-            summary="Llama, SmolLM2, Mistral, Qwen2 and Qwen3",
+            summary="Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Qwen3-MoE",
             build=build,
             capabilities=Capabilities(
                 devices=frozenset({"cpu", "cuda"}),

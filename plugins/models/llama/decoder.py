@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.feed_forward import GatedMlp, RoutedExperts
 from engine.ops import Ops
 from engine.ops.rope_table import rope_table
 from engine.plugins.models.llama.shape import DecoderShape, tensors
@@ -24,8 +25,7 @@ class Layer:
 
     qkv: Linear  # rows of q, then k, then v
     out: Linear
-    gate_up: Linear  # rows of gate, then up
-    down: Linear
+    feed_forward: GatedMlp | RoutedExperts
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
     mlp_norm: Tensor  # [hidden]
@@ -33,7 +33,7 @@ class Layer:
 
 
 class Decoder(Model):
-    """Llama, Mistral, Qwen2, Qwen3."""
+    """Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Decoder(Model):
         for index, layer in enumerate(self._layers):
             x = self._attention(index, layer, x, positions, step)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.down(layer.gate_up.gated(x, ops))
+            x = layer.feed_forward(x, ops)
             x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
             step.tap(index + 1, residual)
         return x
@@ -84,7 +84,7 @@ class Decoder(Model):
         return self._embedding[tokens]
 
     def weight_bytes(self) -> int:
-        linears = [x for layer in self._layers for x in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        linears = [x for layer in self._layers for x in (layer.qkv, layer.out, layer.feed_forward)]
         vectors = [x for layer in self._layers for x in (layer.q_norm, layer.k_norm, layer.mlp_norm, layer.next_norm)]
         loose = sum(x.nbytes for x in (*vectors, self._first_norm, self._embedding) if x is not None)
         shared = self._head.dense() is self._embedding
@@ -116,14 +116,26 @@ def load(
         bias = [f"{name}.bias" for name in full] if biased else []
         return linears.linear(weights, [f"{name}.weight" for name in full], bias, device)
 
+    def mlp(at: str) -> GatedMlp:
+        return GatedMlp(gate_up=linear(at, ("gate", "up"), shape.mlp_bias), down=linear(at, ("down",), shape.mlp_bias))
+
+    def experts(at: str) -> RoutedExperts:
+        rule = shape.routing
+        assert rule is not None, "a layer of experts has a router"
+        names = [
+            [f"model.{at}.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
+            for expert in range(rule.experts)
+        ]
+        made = linears.experts(weights, names, device)
+        return RoutedExperts(rule=rule, router=dense(f"{at}.gate"), correction=None, experts=made)
+
     def layer(index: int) -> Layer:
         at = f"layers.{index}"
         last = index + 1 == shape.layers
         return Layer(
             qkv=linear(f"{at}.self_attn", ("q", "k", "v"), shape.qkv_bias),
             out=linear(f"{at}.self_attn", ("o",), shape.out_bias),
-            gate_up=linear(f"{at}.mlp", ("gate", "up"), shape.mlp_bias),
-            down=linear(f"{at}.mlp", ("down",), shape.mlp_bias),
+            feed_forward=experts(f"{at}.mlp") if shape.routed(index) else mlp(f"{at}.mlp"),
             q_norm=dense(f"{at}.self_attn.q_norm") if shape.qk_norm else None,
             k_norm=dense(f"{at}.self_attn.k_norm") if shape.qk_norm else None,
             mlp_norm=dense(f"{at}.post_attention_layernorm"),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, Final, Literal
 
 from engine.plugin import KVKind
+from engine.plugins.models.llama.experts import dense_layers, read_routing
 from engine.rope import RopeSettings, context_limit, read_rope
+from engine.routing import Routing
 from engine.specs.model import ModelProfile
 
 
@@ -35,6 +38,13 @@ class DecoderShape:
     tied: bool  # the output layer is the embedding
     windows: tuple[int | None, ...]  # per layer, tokens seen
     rope: RopeSettings
+    routing: Routing | None = None  # None: no layer has experts
+    dense: frozenset[int] = frozenset()  # layers without experts, where others have some
+    expert_intermediate: int = 0
+
+    def routed(self, layer: int) -> bool:
+        """Whether the layer has experts."""
+        return self.routing is not None and layer not in self.dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,8 @@ class _Family:
     mlp_bias: bool | None = False
     qk_norm: bool = False
     head_dim: int | None = None
-    window: Literal["never", "always", "by layer"] = "by layer"
+    window: Literal["never", "always", "if used", "by layer"] = "by layer"
+    experts: bool = False
 
 
 FAMILIES: Final[Mapping[str, _Family]] = {
@@ -54,6 +65,7 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     "MistralForCausalLM": _Family(qkv_bias=False, out_bias=False, window="always"),
     "Qwen2ForCausalLM": _Family(qkv_bias=True, out_bias=False),
     "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128),
+    "Qwen3MoeForCausalLM": _Family(qk_norm=True, window="if used", experts=True),
 }
 
 
@@ -92,6 +104,9 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         windows=_windows(config, family, layers),
         rope=read_rope(config, head_dim),
+        routing=read_routing(config) if family.experts else None,
+        dense=dense_layers(config, layers) if family.experts else frozenset(),
+        expert_intermediate=_count(config, "moe_intermediate_size") if family.experts else 0,
     )
 
 
@@ -135,9 +150,7 @@ def tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
             ("self_attn.k_proj", kv, shape.hidden, shape.qkv_bias),
             ("self_attn.v_proj", kv, shape.hidden, shape.qkv_bias),
             ("self_attn.o_proj", shape.hidden, q, shape.out_bias),
-            ("mlp.gate_proj", shape.intermediate, shape.hidden, shape.mlp_bias),
-            ("mlp.up_proj", shape.intermediate, shape.hidden, shape.mlp_bias),
-            ("mlp.down_proj", shape.hidden, shape.intermediate, shape.mlp_bias),
+            *_feed_forward(shape, index),
         ]
         for name, out, inside, biased in rows:
             named[f"{at}{name}.weight"] = (out, inside)
@@ -150,6 +163,22 @@ def tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
     if not shape.tied:
         named["lm_head.weight"] = (shape.vocab, shape.hidden)
     return named
+
+
+def _feed_forward(shape: DecoderShape, layer: int) -> list[tuple[str, int, int, bool]]:
+    """Name, rows, columns and whether there is a bias, of each matrix."""
+    if shape.routing is None or not shape.routed(layer):
+        return _mlp("mlp", shape.intermediate, shape)
+    networks = [_mlp(f"mlp.experts.{e}", shape.expert_intermediate, shape) for e in range(shape.routing.experts)]
+    return [("mlp.gate", shape.routing.experts, shape.hidden, False), *chain.from_iterable(networks)]
+
+
+def _mlp(at: str, inner: int, shape: DecoderShape) -> list[tuple[str, int, int, bool]]:
+    return [
+        (f"{at}.gate_proj", inner, shape.hidden, shape.mlp_bias),
+        (f"{at}.up_proj", inner, shape.hidden, shape.mlp_bias),
+        (f"{at}.down_proj", shape.hidden, inner, shape.mlp_bias),
+    ]
 
 
 def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
@@ -182,6 +211,8 @@ def _windows(config: Mapping[str, Any], family: _Family, layers: int) -> tuple[i
         return (window,) * layers
     if family.window == "never":
         return (None,) * layers
+    if family.window == "if used":
+        return (window if config.get("use_sliding_window", False) else None,) * layers
     if not config.get("use_sliding_window", False):
         window = None
     first = config.get("max_window_layers", 28)

@@ -39,6 +39,8 @@ MEMBERS = [
     "qwen2-windows",
     "qwen3",
     "qwen3-biased",
+    "qwen3-moe",
+    "qwen3-moe-mixed",
 ]
 
 
@@ -104,12 +106,20 @@ def test_tied_models_keep_one_embedding(tiny: Callable[[str], Path]) -> None:
     assert model.weight_bytes() == 4 * model.profile.parameters
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-biased", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "qwen2", "qwen3", "qwen3-moe-mixed"])
 def test_tensors_are_those_of_the_checkpoint(tiny: Callable[[str], Path], name: str) -> None:
     loader = SafetensorsLoader()
     config = loader.config(tiny(name))
     source = loader.open(tiny(name), config)
     assert tensors(read_shape(config)) == {name: source.shape(name) for name in source.names()}
+
+
+ROUTED = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 
 
 def plain(**changes: Any) -> dict[str, Any]:
@@ -152,6 +162,9 @@ def plain(**changes: Any) -> dict[str, Any]:
             },
             "layer_types names 'linear_attention'",
         ),
+        (ROUTED | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than num_experts 4"),
+        (ROUTED | {"num_experts": None}, "num_experts must be a positive integer, not None"),
+        (ROUTED | {"moe_intermediate_size": ...}, "moe_intermediate_size is missing"),
         ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
     ],
 )
@@ -184,4 +197,4 @@ def test_stretched_contexts(rope: dict[str, Any], limit: int) -> None:
 
 def test_every_family_member_is_offered() -> None:
     assert OFFER.architectures == frozenset(FAMILIES)
-    assert len(FAMILIES) == 4
+    assert len(FAMILIES) == 5
