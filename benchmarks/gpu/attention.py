@@ -131,7 +131,7 @@ def main() -> None:
     triton_backend.PROGRAMS = 2  # type: ignore[misc]
     for block, warps, stages, rows in ((64, 4, 3, 64), (64, 8, 2, 128), (128, 8, 2, 128), (128, 8, 3, 128)):
         made = TritonAttention(shape(28, 4), 16, device)
-        made._long = Tiles(block, warps, stages, rows)
+        made._long, made._fresh = Tiles(block, warps, stages, rows), None
         show_prefill(made, made._long)
 
 

@@ -18,6 +18,7 @@ from engine.ops.dependent import EARLY
 from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.triton import decode, prefill
 from engine.plugins.attention.triton.cascade import SPLITS
+from engine.plugins.attention.triton.fresh import ROWS, Fresh
 from engine.plugins.attention.triton.shared import Cascade, Shared
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
 
@@ -60,6 +61,7 @@ class Plan:
     work: dict[int, Work]  # window (0: none) -> decodes
     tiles: int  # of the prefills, at most
     packed: bool  # heads of a KV head share a tile
+    fresh: bool  # nothing precedes the prefills
     trees: Tensor | None  # uint8, masks end to end
     tree_at: Tensor | None  # int64 [R]
 
@@ -86,7 +88,7 @@ class TritonAttention(AttentionBackend):
         self._no_tree = torch.full((1,), -1, dtype=torch.int64, device=self._device)
         wide = shape.dtype == "float32" or max(shape.head_dim, shape.v_head_dim) > 128
         self._decode = Tiles(block=32, warps=4, stages=2) if wide else Tiles(block=128, warps=4, stages=3)
-        self._long = Tiles(32, 4, 1, rows=64) if wide else Tiles(128, 8, 3, rows=128)
+        self._long = Tiles(32, 4, 1, rows=64) if wide else Tiles(128, 8, 3, rows=ROWS)
         self._short = Tiles(32, 4, 1, rows=16) if wide else Tiles(64, 4, 2, rows=16)
         cap = shape.softcap
         self._scale = shape.scale * LOG2E if cap is None else 2 * LOG2E * shape.scale / cap
@@ -102,6 +104,7 @@ class TritonAttention(AttentionBackend):
             "SOFTCAP": cap is not None,
             "PRECISION": "ieee" if shape.dtype == "float32" else "tf32",
         }
+        self._fresh = Fresh(shape, self._scale) if Fresh.fits(shape, device) else None
         tiles = Tiles(32, 8, 1) if wide else Tiles(64, 8, 3)
         self._cascade = Cascade(
             shape,
@@ -130,7 +133,9 @@ class TritonAttention(AttentionBackend):
         tokens, packed = int(lens.sum()), len(lens) > 0 and int(lens.sum()) < LONG * len(lens)
         tile = self._short.rows // self._pack(packed) if packed else self._long.rows
         trees, tree_at = self._trees(batch) if batch.tree_masks else (None, None)
-        return Plan(batch, work, tokens // tile + requests - decodes if tokens else 0, packed, trees, tree_at)
+        tiles = tokens // tile + requests - decodes if tokens else 0
+        fresh = trees is None and not packed and bool((batch.seq_lens_host[decodes:] == lens).all())
+        return Plan(batch, work, tiles, packed, fresh, trees, tree_at)
 
     def _pack(self, packed: bool) -> int:
         return min(triton.next_power_of_2(self._group), self._short.rows) if packed else 1
@@ -243,6 +248,8 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         batch, shape, first = plan.batch, self._shape, plan.batch.num_decodes
         self._store(k, v, kv, strides, batch, first)
+        if self._fresh and plan.fresh and not window and self._fresh.launch(q, k, v, out, batch, plan.tiles):
+            return
         tiles, pack = (self._short, self._pack(True)) if plan.packed else (self._long, 1)
         prefill.prefill[(plan.tiles, shape.kv_heads * -(-self._group // pack))](
             q,
