@@ -217,9 +217,9 @@ class Controller(Lengths):
             self._become(State.OFF, step.rows, "the probe brought nothing")
 
     def _choose(self, candidates: Sequence[Candidate], rows: int) -> Choice:
-        """The best lengths, with twice the draft tokens that were measured at most: a leap would be in the dark."""
+        """The best lengths, with at most a draft token for each request or twice what was measured."""
         survival = [self.acceptance.survival(c.request_id, c.context, min(c.room, self._most)) for c in candidates]
-        most = 2 * max(1, self.costs.reach(rows))
+        most = max(rows, 2 * self.costs.reach(rows))
         return choose(survival, rows, lambda tokens, depth: self.costs.ratio(rows, tokens, depth), most)
 
     def _become(self, state: State, rows: int, why: str) -> None:

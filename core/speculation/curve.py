@@ -56,9 +56,7 @@ class Curve:
     def learn(self, x: float, y: float) -> None:
         """One sample."""
         around = _around(x)
-        expected = self.at(x)
-        if expected is None:
-            expected = y
+        expected = self.at(x) or y
         known = all(knot in self._counts for knot, _ in around)
         y = min(y, (_HICCUP if known else _FIRST) * expected)
         for knot, share in around:
