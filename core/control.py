@@ -14,14 +14,16 @@ def answer(engine: Engine, verb: str, arguments: Mapping[str, Any]) -> dict[str,
     """Do what the verb says, between two steps.
 
     `stats` has the counters, `reset_cache` forgets every cached prefix that no request uses, `log_level` sets the least
-    severe message that is written. `trace` with `on` starts a trace, without it ends one and has its spans. An unknown
-    verb is answered with an error.
+    severe message that is written. `release_kv` frees what was published with these `params`. `trace` with `on` starts
+    a trace, without it ends one and has its spans. An unknown verb is answered with an error.
     """
     match verb:
         case "stats":
             return engine.stats()
         case "reset_cache":
             return {"pages": engine.scheduler.cache.reset()}
+        case "release_kv":
+            return {"released": engine.handover.release(dict(arguments["params"]))}
         case "trace":
             if arguments["on"]:
                 engine.tracer.start()

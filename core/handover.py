@@ -142,6 +142,15 @@ class Handover(Transfers):
         request.kv_source = None  # after a preemption it computes its tokens here
         self._scheduler.resume_fetched(request, computed)
 
+    def release(self, params: dict[str, Any]) -> bool:
+        """Give up the KV that these parameters, as `handle` returned them, are for: nobody will fetch it. False when it
+        is not published (any more), or the parameters are not the ones that were returned."""
+        request_id = params.get("remote_request_id")
+        if not isinstance(request_id, str) or self._published.get(request_id) != params:
+            return False
+        self._ledger.cancel(request_id)
+        return True
+
     def rows(self) -> list[dict[str, Any]]:
         """Every transfer under way, for people; JSON values only."""
         return [row._asdict() for row in self._ledger.rows()]

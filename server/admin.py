@@ -84,11 +84,11 @@ def _add_views(router: APIRouter, state: ServerState) -> None:
 
     @router.get("/engine/leases")
     async def leases() -> Response:
-        return json_response({"leases": (await _ask(state, "stats"))["transfers"]})
+        return json_response({"leases": (await ask_core(state, "stats"))["transfers"]})
 
     @router.get("/engine/transfer")
     async def transfer() -> Response:
-        stats = await _ask(state, "stats")
+        stats = await ask_core(state, "stats")
         speed = Measured.of(stats["fetch"]).per_second
         return json_response(
             {
@@ -108,7 +108,7 @@ def _add_views(router: APIRouter, state: ServerState) -> None:
 def _add_levers(router: APIRouter, state: ServerState) -> None:
     @router.post("/engine/flush")
     async def flush() -> Response:
-        return json_response({"pages": (await _ask(state, "reset_cache"))["pages"]})
+        return json_response({"pages": (await ask_core(state, "reset_cache"))["pages"]})
 
     @router.post("/engine/drain")
     async def drain(request: Request) -> Response:
@@ -135,7 +135,7 @@ def _add_levers(router: APIRouter, state: ServerState) -> None:
     @router.post("/engine/trace")
     async def trace(request: Request) -> Response:
         body, _ = parse(await request.body(), Trace)
-        answer = await _ask(state, "trace", on=body.on)
+        answer = await ask_core(state, "trace", on=body.on)
         if body.on:
             state.tracer.start()
             return json_response({"on": True})
@@ -146,7 +146,7 @@ def _add_levers(router: APIRouter, state: ServerState) -> None:
     async def log_level(request: Request) -> Response:
         body, _ = parse(await request.body(), LogLevel)
         logging.getLogger("engine").setLevel(body.level.upper())
-        await _ask(state, "log_level", level=body.level)
+        await ask_core(state, "log_level", level=body.level)
         return json_response({"level": body.level})
 
 
@@ -162,7 +162,7 @@ def _ready(state: ServerState) -> Ready:
     return state.client.ready
 
 
-async def _ask(state: ServerState, verb: str, **arguments: str | bool) -> dict[str, Any]:
+async def ask_core(state: ServerState, verb: str, **arguments: Any) -> dict[str, Any]:
     """The core's answer. It is not asked before it is ready, since loading can't listen."""
     _ready(state)
     try:
@@ -171,4 +171,4 @@ async def _ask(state: ServerState, verb: str, **arguments: str | bool) -> dict[s
         raise ApiError(503, str(error)) from error
 
 
-__all__ = ["add_admin", "add_requests"]
+__all__ = ["add_admin", "add_requests", "ask_core"]

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import FastAPI
 
 from engine.server.admin import AbortRequest, Drain, LogLevel, Trace
+from engine.server.kv_release import KVRelease
 from engine.server.messages_api.protocol import Conversation, MessagesRequest
 from engine.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from engine.server.responses_api.protocol import ResponsesRequest
@@ -21,6 +22,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/v1/messages/count_tokens": Conversation,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/kv_transfer/release": KVRelease,
     "/engine/drain": Drain,
     "/engine/abort": AbortRequest,
     "/engine/log-level": LogLevel,

@@ -12,6 +12,7 @@ from engine.server import chat, completions
 from engine.server.admin import add_admin, add_requests
 from engine.server.errors import bad_request
 from engine.server.health import add_health
+from engine.server.kv_release import add_kv_release
 from engine.server.limits import check_messages
 from engine.server.messages_api.routes import add_messages
 from engine.server.prompts import chat_text, encode
@@ -30,6 +31,7 @@ def build_router(state: ServerState) -> APIRouter:
     add_messages(router, state)
     _add_models(router, state)
     _add_tokens(router, state)
+    add_kv_release(router, state)
     add_health(router, state)
     add_requests(router, state)
     add_admin(router, state)

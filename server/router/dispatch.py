@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,19 @@ _TICK: Final = 0.02
 """Seconds between looks for an engine that has come up."""
 
 
+_RELEASE: Final = "/v1/kv_transfer/release"
+
+_RELEASE_SECONDS: Final = 5.0
+"""A release is a courtesy: the lease ends the publication, too."""
+
+
+class Published(NamedTuple):
+    """KV that waits at a prefill engine."""
+
+    worker: Worker
+    params: dict[str, Any]
+
+
 class Dispatcher:
     """Finds engines for requests."""
 
@@ -55,6 +68,7 @@ class Dispatcher:
         self._workers, self._upstream, self._planner, self._metrics = workers, upstream, planner, metrics
         self._prefix, self._retry = prefix, retry
         self._chooser = Chooser(prefix.slack)
+        self._releases: set[asyncio.Task[None]] = set()
 
     def usable(self, role: str) -> list[Worker]:
         """Engines of a pool that take requests."""
@@ -114,15 +128,38 @@ class Dispatcher:
         raise ApiError(503, "no engine of this router answers at the moment; try again soon", retry_after=1)
 
     async def _attempt(self, asked: Asked, prompt: Prompt, worker: Worker, *, alone: bool) -> Reply:
-        params = None
+        published = None
         if not alone and worker.role == "decode" and generates(asked.path) and divisible(asked.body):
-            params = await self._prefilled(asked, prompt, worker)
-        raw = None if params is None else decode_body(asked.raw, asked.body, params)
-        seconds = self._planner.seconds(worker, prompt) if params is None else 0.0
+            published = await self._prefilled(asked, prompt, worker)
         worker.seen.add(prompt.blocks)
-        return await self._upstream.send(worker, asked, raw, seconds)
+        if published is None:
+            return await self._upstream.send(worker, asked, seconds=self._planner.seconds(worker, prompt))
+        try:
+            reply = await self._upstream.send(worker, asked, decode_body(asked.raw, asked.body, published.params))
+        except BaseException:  # the client left, or the engine is gone: nobody may have come for the KV
+            self._release(asked, published)
+            raise
+        if reply.status in _ELSEWHERE:
+            self._release(asked, published)
+        return reply
 
-    async def _prefilled(self, asked: Asked, prompt: Prompt, decode: Worker) -> dict[str, Any] | None:
+    def _release(self, asked: Asked, published: Published) -> None:
+        """Tell a prefill engine, beside everything else, that its KV isn't wanted; no news if it was fetched."""
+        task = asyncio.get_running_loop().create_task(self._tell_release(asked, published))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _tell_release(self, asked: Asked, published: Published) -> None:
+        body = msgspec.json.encode({"kv_transfer_params": published.params})
+        headers = {**_plain(asked), "content-type": "application/json"}
+        ask = Asked(method="POST", target=_RELEASE, path=_RELEASE, headers=headers, raw=body, id=asked.id)
+        try:
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._upstream.send(published.worker, ask)
+        except (WorkerLost, TimeoutError) as error:
+            log.debug("the KV of request %s stays until its lease expires: %s", asked.id, error)
+
+    async def _prefilled(self, asked: Asked, prompt: Prompt, decode: Worker) -> Published | None:
         """What a prefill engine returned for the decode engine; None if that one computes the prompt itself."""
         failed: set[Worker] = set()
         while True:
@@ -141,7 +178,8 @@ class Dispatcher:
                 self._failed(asked, worker, str(error), failed)
                 continue
             if reply.status == 200:
-                return self._params(prompt, reply)
+                params = self._params(prompt, reply)
+                return None if params is None else Published(worker, params)
             if reply.status not in _ELSEWHERE:
                 return None  # the client's mistake; the decode engine will tell it
             self._failed(asked, worker, f"{worker.url} answered {reply.status}", failed)
