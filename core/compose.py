@@ -43,24 +43,31 @@ def resolve_source(
         CompositionError: `model.source` is not `SCHEME:REST` or names a scheme that nobody offers.
         ResourceError: the files can't be had; the sentence says how to get them.
     """
-    source = config.model.source
     start = (origins or Origins()).near(("model", "source"))
+    return find_files(config.model.source, registry, progress, f"{start}model.source")
+
+
+def find_files(source: str, registry: Registry, progress: Progress, told: str) -> ModelFiles:
+    """Where the files of SCHEME:REST lie on this machine; `told` is what an error calls the place that names them.
+
+    Raises: as `resolve_source`.
+    """
     scheme, colon, rest = source.partition(":")
     if not colon or not rest:
         schemes = ", ".join(f"{owned.offer.name}:" for owned in registry.offers("model_sources"))
         raise CompositionError(
-            f"{start}model.source is {source!r}, expected SCHEME:REST with one of the schemes {schemes}; "
+            f"{told} is {source!r}, expected SCHEME:REST with one of the schemes {schemes}; "
             f"a folder or file is path:{source.strip(':')}"
         )
     try:
         owned = registry.get("model_sources", scheme)
     except PluginError as error:
-        raise CompositionError(f"{start}model.source is {source!r}: {error}") from None
+        raise CompositionError(f"{told} is {source!r}: {error}") from None
     found: ModelSource = owned.build(owned.offer.options())
     try:
         files = found.resolve(rest, progress)
     except (OSError, ValueError) as error:
-        raise ResourceError(f"{start}model.source is {source!r}: {error}") from error
+        raise ResourceError(f"{told} is {source!r}: {error}") from error
     return files
 
 
@@ -241,4 +248,4 @@ def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) 
     return asked
 
 
-__all__ = ["ROLES", "ReadModel", "compose", "read_model", "resolve_source"]
+__all__ = ["ROLES", "ReadModel", "compose", "find_files", "read_model", "resolve_source"]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from engine.ops import Ops
     from engine.sampling_params import SamplingParams
     from engine.specs.attention import AttentionShape
-    from engine.specs.model import Forward, Model, ModelProfile
+    from engine.specs.model import Forward, Model, ModelProfile, NextModule
     from engine.specs.quantization import Quantization
     from engine.specs.weight_loader import WeightSource
     from engine.tokenizer import Tokenizer
@@ -126,6 +126,8 @@ class Checkpoint:
     tokenizer: Callable[[], Tokenizer]
     open_model: Callable[[str], OtherModel]
     """Finds another model by what `model.source` would say; raises EngineError with a sentence."""
+    find: Callable[[str], Path]
+    """The folder or file of what is no model, such as a draft head, by the same spelling; raises likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,8 @@ class Target:
     logits: Callable[[Tensor], Tensor]
     """[N, hidden after the final norm] -> float32 [N, vocab]; a buffer that the next call may overwrite."""
     open_weights: Callable[[], WeightSource]  # the target's checkpoint once more; close it after reading
+    next_modules: Callable[[], Sequence[NextModule]]
+    """Reads what the checkpoint holds for predicting further tokens, see `Model.next_modules`."""
     linears: Quantization
     ops: Ops
     device: torch.device

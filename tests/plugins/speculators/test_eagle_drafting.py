@@ -164,6 +164,7 @@ def bench(made: tuple[Path, EagleModule], tree: TreeOptions | None = None, trees
             embed=embedding.__getitem__,
             logits=lambda hidden: hidden @ head.T,
             open_weights=lambda: pytest.fail("the target's weights are not read"),
+            next_modules=lambda: pytest.fail("the target's own modules are not read"),
             linears=DenseQuantization(torch.float32),
             ops=TorchOps(),
             device=torch.device("cpu"),
