@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from engine.config.model import EngineConfig
 from engine.plugin import KVKind, Options
 from engine.specs.model import ModelProfile
+
+_OUTPUTS: Final = "eagle_aux_hidden_state_layer_ids"
+"""Public configs count the layers whose output is wanted."""
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -105,6 +108,12 @@ class TrainConfig(Options):
     target: EngineConfig = Field(default=EngineConfig(), description="The engine's own configuration of the target.")
     output: Path = Field(default=Path("heads"), description="Folder: one folder per head, and the checkpoint.")
     draft_vocab: Count = Field(default=8192, description="How many of the target's tokens the heads can draft.")
+    layers: list[Annotated[int, Field(ge=1)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Layers of the target whose incoming states the heads see; if unset the third, the middle one and "
+        "the third from the end.",
+    )
     heads: dict[str, HeadSection] = Field(min_length=1, description="Heads by name.")
     data: DataSection = Field(default=DataSection(), description="The text.")
     training: ScheduleSection = Field(default=ScheduleSection(), description="The schedule.")
@@ -112,7 +121,12 @@ class TrainConfig(Options):
 
 
 def head_config(
-    section: HeadSection, profile: ModelProfile, target: Mapping[str, Any], draft_vocab: int
+    section: HeadSection,
+    profile: ModelProfile,
+    target: Mapping[str, Any],
+    *,
+    draft_vocab: int,
+    layers: Sequence[int] | None,
 ) -> dict[str, Any]:
     """The head's `config.json` in the public format, for a target with this profile and `config.json`."""
     grouped = profile.kv_kind is KVKind.GQA
@@ -144,6 +158,7 @@ def head_config(
             "vocab_size": profile.vocab_size,
         },
         **rope,
+        **({} if layers is None else {"eagle_config": {_OUTPUTS: [layer - 1 for layer in layers]}}),
     }
 
 

@@ -78,6 +78,7 @@ class Openings:
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], seed: int) -> None:
         self._tokenizer, self._texts = tokenizer, [text for text in texts if text.strip()]
         self._random = random.Random(seed)
+        self._around: dict[str | None, tuple[str, str, str]] = {}  # by system prompt; rendering takes a while
         self.chats = tokenizer.has_chat_template
 
     def conversations(self, count: int, piece_share: float) -> list[Opening]:
@@ -96,11 +97,16 @@ class Openings:
         words = self._random.choice(FIRST_WORDS)
         if words[-1:].isalpha() and self._random.random() < 0.4:
             words += " " + self._random.choice(TOPICS)
-        before, *_ = _between(self._tokenizer, system)
+        before, *_ = self._between(system)
         return Opening(tokens=self._tokenizer.encode(before + words))
 
+    def _between(self, system: str | None) -> tuple[str, str, str]:
+        if system not in self._around:
+            self._around[system] = between_turns(self._tokenizer, system)
+        return self._around[system]
+
     def _document(self, length: int) -> Opening:
-        before, after, *_ = _between(self._tokenizer, None)
+        before, after, *_ = self._between(None)
         task = self._random.choice(TASKS)
         head, tail = self._tokenizer.encode(f"{before}{task}\n\n"), self._tokenizer.encode(after)
         body = self._tokens(max(1, length - len(head) - len(tail)))
@@ -115,7 +121,7 @@ class Openings:
         while len(found) < count:
             text = self._random.choice(self._texts)
             at = self._random.randrange(len(text))
-            found += self._tokenizer.encode(text[at : at + 8 * count])
+            found += self._tokenizer.encode(text[at : at + 5 * count])
         return found[:count]
 
 
@@ -124,11 +130,11 @@ def scripts_of(tokenizer: Tokenizer) -> Scripts:
     ends = tokenizer.eos_token_ids
     if not tokenizer.has_chat_template:
         return Scripts(after=((0,), (0,)), ends=ends)
-    _, after_user, after_assistant = _between(tokenizer, None)
+    _, after_user, after_assistant = between_turns(tokenizer, None)
     return Scripts(after=(tokenizer.encode(after_user), tokenizer.encode(after_assistant)), ends=ends)
 
 
-def _between(tokenizer: Tokenizer, system: str | None) -> tuple[str, str, str]:
+def between_turns(tokenizer: Tokenizer, system: str | None) -> tuple[str, str, str]:
     """What the template writes before the user's words, after them, and after the assistant's."""
     messages = [
         {"role": role, "content": mark} for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=True)

@@ -94,7 +94,13 @@ def make_students(config: TrainConfig, target: Target, ids: Tensor) -> tuple[lis
     dtype = getattr(torch, target.composition.dtype)
     students, taps = [], set()
     for name, section in config.heads.items():
-        described = head_config(section, target.profile, target.composition.model_config, len(ids))
+        described = head_config(
+            section,
+            target.profile,
+            target.composition.model_config,
+            draft_vocab=len(ids),
+            layers=config.layers,
+        )
         try:
             taps.add(read_shape(described).hidden_layers(target.profile.layers))
         except ValueError as error:

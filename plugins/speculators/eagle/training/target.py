@@ -85,12 +85,15 @@ class Target:
     def reserve(self, rows: int, length: int) -> None:
         """Make room for so many rows of at most `length` tokens; what was kept before is gone."""
         pages = -(-length // self.page_size)
-        if tuple(self._tables.shape) == (rows, pages):
-            return
-        self._step.pool = ()  # before the new one is made
-        layout = self.backend.kv_layout()
-        self._step.pool = cut_pool(layout, self.profile.layers, rows * pages, self.device)
+        if not self._step.pool or len(self._step.pool[0][0]) < rows * pages:
+            self.release()
+            layout = self.backend.kv_layout()
+            self._step.pool = cut_pool(layout, self.profile.layers, rows * pages, self.device)
         self._tables = torch.arange(rows * pages, dtype=torch.int32, device=self.device).view(rows, pages)
+
+    def release(self) -> None:
+        """Give up the memory of the rows."""
+        self._step.pool = ()
 
     def batch(self, rows: Tensor, starts: Tensor, counts: np.ndarray, ends: np.ndarray) -> AttentionBatch:
         """Some of the rows, each with `counts` new tokens from position `starts` on.

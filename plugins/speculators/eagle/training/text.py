@@ -22,6 +22,7 @@ def training_text(target: Target, section: DataSection, progress: Progress) -> l
     if section.file is not None and section.file.exists():
         return load(section.file)
     documents = list(_written(target, section, progress))
+    target.release()  # training has far fewer rows
     if section.file is not None:
         save(section.file, documents)
     return documents
