@@ -192,12 +192,9 @@ def attend_shared(
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, V_PAD], tl.float32)
-        pages = tl.load(table + (first + n) // PAGE, mask=first + n < end, other=0)
         for at in tl.range(first, end, BLOCK, num_stages=STAGES):
             exists = at + n < end
-            page = pages.to(tl.int64)
-            ahead = at + n + BLOCK  # a round early, or the loads of keys and values would wait for it
-            pages = tl.load(table + ahead // PAGE, mask=ahead < end, other=0)
+            page = tl.load(table + (at + n) // PAGE, mask=exists, other=0).to(tl.int64)
             inside = head * PAGE + (at + n) % PAGE
             keys = tl.load(
                 k_pages + (page * k_page + inside * DIM)[None, :] + d[:, None],

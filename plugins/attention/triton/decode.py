@@ -76,28 +76,21 @@ def merge(
     HEADS: tl.constexpr,
     V_DIM: tl.constexpr,
     V_PAD: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     """Add the parts `first` to `first + count` to a running softmax: best, total [ROWS], acc [ROWS, V_PAD]."""
-    i = tl.arange(0, AT_ONCE)
     dv = tl.arange(0, V_PAD)
-    for at in range(first, first + count, AT_ONCE):
-        place = ((at + i)[:, None] * HEADS + heads[None, :]).to(tl.int64)
-        there = ((at + i) < first + count)[:, None] & is_row[None, :]
-        peaks = tl.load(partial_stats + place * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(partial_stats + place * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        outs = tl.load(
-            partial_out + place[:, :, None] * V_DIM + dv[None, None, :],
-            mask=there[:, :, None] & (dv < V_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        peak = tl.maximum(best, tl.max(peaks, 0))
+    is_out = is_row[:, None] & (dv[None, :] < V_DIM)
+    for i in range(first, first + count):
+        place = (i * HEADS + heads).to(tl.int64)
+        other = tl.load(partial_stats + place * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(partial_stats + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        outs = tl.load(partial_out + place[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg")
+        peak = tl.maximum(best, other)
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         mine = tl.exp2(best - safe)
-        theirs = tl.exp2(peaks - safe[None, :])
-        total = total * mine + tl.sum(sums * theirs, 0)
-        acc = acc * mine[:, None] + tl.sum(outs * theirs[:, :, None], 0)
+        theirs = tl.exp2(other - safe)
+        total = total * mine + sums * theirs
+        acc = acc * mine[:, None] + outs * theirs[:, None]
         best = peak
     return best, total, acc
 
@@ -194,14 +187,10 @@ def decode(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, V_PAD], tl.float32)
     table = block_tables + request.to(tl.int64) * table_row
-    ahead = start_at + tl.arange(0, BLOCK)
-    pages = tl.load(table + ahead // PAGE, mask=ahead < end, other=0)
     for start in tl.range(start_at, end, BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
         exists = n < end
-        page = pages.to(tl.int64)
-        ahead = n + BLOCK  # a round early, or the loads of keys and values would wait for it
-        pages = tl.load(table + ahead // PAGE, mask=ahead < end, other=0)
+        page = tl.load(table + n // PAGE, mask=exists, other=0).to(tl.int64)
         inside = head * PAGE + n % PAGE
         keys = tl.load(
             k_pages + (page * k_page + inside * DIM)[None, :] + d[:, None],
@@ -241,7 +230,6 @@ def decode(
             KV_HEADS * GROUP,
             V_DIM,
             V_PAD,
-            4,
         )
     is_out = is_row[:, None] & (dv[None, :] < V_DIM)
     to = out + (request.to(tl.int64) * KV_HEADS * GROUP + heads)[:, None] * V_DIM + dv[None, :]
@@ -272,7 +260,6 @@ def decode(
                 KV_HEADS * GROUP,
                 V_DIM,
                 V_PAD,
-                4,
             )
             tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
 

@@ -185,12 +185,9 @@ def prefill(
         if TREE:
             start = 0
     n = tl.arange(0, BLOCK)
-    pages = tl.load(table + (start + n) // PAGE, mask=start + n < past, other=0)
     for at in tl.range(start, past, BLOCK, num_stages=STAGES):
         exists = at + n < past
-        page = pages.to(tl.int64)
-        ahead = at + n + BLOCK  # a round early, or the loads of keys and values would wait for it
-        pages = tl.load(table + ahead // PAGE, mask=ahead < past, other=0)
+        page = tl.load(table + (at + n) // PAGE, mask=exists, other=0).to(tl.int64)
         inside = head * PAGE + (at + n) % PAGE
         keys = tl.load(
             k_pages + (page * k_page + inside * DIM)[None, :] + d[:, None],
