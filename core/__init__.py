@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.hooks import hookimpl
     from engine.llm import LLM
     from engine.llm_async import AsyncLLM
-    from engine.sampling_params import SamplingParams
+    from engine.sampling_params import SamplingParams, Speculation
     from engine.structured import Structured
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ _HOMES = {
     "AsyncLLM": "engine.llm_async",
     "LLM": "engine.llm",
     "SamplingParams": "engine.sampling_params",
+    "Speculation": "engine.sampling_params",
     "Structured": "engine.structured",
     "hookimpl": "engine.hooks",
 }
@@ -32,4 +33,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "Structured", "__version__", "hookimpl"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "Speculation", "Structured", "__version__", "hookimpl"]

@@ -18,10 +18,6 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     method: str | None = None  # `none`, or the name of the engine's speculator; None: as the engine does
     max_tokens: int | None = None  # most draft tokens in a step; the engine's bound if unset or lower
 
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise ValueError(f"speculation.max_tokens must be at least 0, not {self.max_tokens}")
-
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Validated on construction; a bad value raises ValueError in one sentence that begins with the field's name.
@@ -84,6 +80,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise ValueError(f"logit_bias of token {token} must lie between -100 and 100, not {bias}")
         if any(not ids for ids in self.bad_word_ids) or any(not word.strip() for word in self.bad_words):
             raise ValueError("bad_words must not contain an empty string")
+        if self.speculation is not None and self.speculation.max_tokens is not None and self.speculation.max_tokens < 0:
+            raise ValueError(f"speculation.max_tokens must be at least 0, not {self.speculation.max_tokens}")
         if any(not s for s in self.stop):
             raise ValueError("stop must not contain an empty string")
 

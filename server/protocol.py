@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.sampling_params import Speculation
 from engine.server.errors import bad_request, describe
 
 
@@ -61,6 +62,7 @@ class Generate(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    speculation: Speculation | None = None
 
 
 class ChatRequest(Generate, kw_only=True):

@@ -56,6 +56,7 @@ def sampling_params(
             logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
             structured=structured_output(body),
             bad_words=_bad_words(body.bad_words or []),
+            speculation=body.speculation,
             **fields,
         )
     except ValueError as error:

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from engine.sampling_params import Speculation
+
 
 class InputMessage(msgspec.Struct, kw_only=True):
     """One turn; its blocks are checked where they are translated."""
@@ -79,6 +81,7 @@ class MessagesRequest(Conversation, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     kv_transfer_action: str | None = None
     kv_transfer_token: str | None = None
+    speculation: Speculation | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

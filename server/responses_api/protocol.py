@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from engine.sampling_params import Speculation
+
 
 class TextOptions(msgspec.Struct, kw_only=True):
     """`text`: the form of the answer."""
@@ -62,6 +64,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     kv_transfer_action: str | None = None
     kv_transfer_token: str | None = None
     structured_outputs: dict[str, Any] | None = None
+    speculation: Speculation | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
