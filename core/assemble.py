@@ -32,6 +32,7 @@ from engine.observation import Observation
 from engine.ops import select
 from engine.pacing import LatencyTarget, Pacing
 from engine.registry import Registry
+from engine.resident.assembly import Speculation, load_resident, moves_of, plan_speculation
 from engine.runner import KVPool, Runner
 from engine.scheduler import Limits, Scheduler
 from engine.specs.attention import AttentionBackend, AttentionShape, KVLayout
@@ -39,6 +40,7 @@ from engine.specs.kv_connector import KVConnector, KVSchema, Role
 from engine.specs.model import Model, ModelProfile
 from engine.specs.speculator import Speculator
 from engine.specs.weight_loader import WeightSource
+from engine.speculation.controller import Controller
 from engine.trace import HostStamps, Stamps, Tracer
 from engine.transfer import Link, TransferLedger
 from engine.weight_progress import ReportedWeights
@@ -86,14 +88,14 @@ def assemble(
     composition = compose(config, plugins, detect(config.device.kind), model_path)
     for part, choice in composition.parts():
         log.info("%s: %s (%s)", part, choice.name, choice.why)
-    return _Assembly(composition, report, wake).build()
+    return _Assembly(composition, report, wake, plugins).build()
 
 
 class _Assembly:
     """The steps of building, which share the composition."""
 
-    def __init__(self, composition: Composition, report: Report, wake: Callable[[], None]) -> None:
-        self.composition, self.report, self.wake = composition, report, wake
+    def __init__(self, composition: Composition, report: Report, wake: Callable[[], None], registry: Registry) -> None:
+        self.composition, self.report, self.wake, self.registry = composition, report, wake, registry
         self.config, self.choices = composition.config, composition.choices
         self.device = torch.device(composition.device.kind)
         self.dtype: torch.dtype = getattr(torch, composition.dtype)
@@ -105,7 +107,8 @@ class _Assembly:
         composition, config = self.composition, self.config
         backend = self._attention()
         layout = backend.kv_layout()
-        num_pages = self._count_pages(layout)
+        speculation = plan_speculation(composition, self.registry, backend)
+        num_pages = self._count_pages(layout, speculation)
         max_context = min(composition.max_context, num_pages * self.page_size)
         if max_context < composition.max_context:
             log.warning(
@@ -114,16 +117,16 @@ class _Assembly:
                 max_context,
             )
         profile = replace(composition.profile, max_context=max_context)
-        self._check_memory(profile, pool_bytes(layout, profile.layers, num_pages))
+        self._check_memory(profile, pool_bytes(layout, profile.layers, num_pages) + speculation.bytes(num_pages))
         observers = [choice.build() for choice in composition.observers]
         weights = self._open_weights()
         engine_id = uuid.uuid4().hex
         connectors = self._connectors(layout, num_pages, weights.digest(), engine_id)
         self.report("allocating KV", 0.0, f"{num_pages} pages of {self.page_size} tokens")
         pool = self._pool(layout, num_pages, connectors)
-        drafter, grammars = self._drafter(profile), self._grammars(profile)
+        drafter, grammars = self._drafter(profile, speculation), self._grammars(profile)
         executor = self.choices["executor"].build(
-            make_runner=lambda: self._runner(profile, weights, backend, pool, drafter, grammars)
+            make_runner=lambda: self._runner(profile, weights, backend, pool, speculation, grammars)
         )
         cache = self.choices["kv_cache"].build(num_pages=num_pages, page_size=self.page_size)
         observation = Observation(observers)
@@ -189,7 +192,7 @@ class _Assembly:
         )
         return backend
 
-    def _count_pages(self, layout: KVLayout) -> int:
+    def _count_pages(self, layout: KVLayout, speculation: Speculation) -> int:
         return count_pages(
             self.config.kv_cache,
             layout,
@@ -197,6 +200,7 @@ class _Assembly:
             self.composition.device,
             max_running=self.config.scheduler.max_running,
             max_context=self.composition.max_context,
+            beside=speculation.page_bytes(),
         )
 
     def _check_memory(self, profile: ModelProfile, pool: int) -> None:
@@ -275,13 +279,19 @@ class _Assembly:
             token_bytes=sum(part.nbytes for parts in pool for part in parts) // tokens,
         )
 
-    def _drafter(self, profile: ModelProfile) -> Drafter | None:
-        if "speculator" not in self.choices:
+    def _drafter(self, profile: ModelProfile, speculation: Speculation) -> Drafter | None:
+        if speculation.speculator is None:
             return None
-        speculator: Speculator = self.choices["speculator"].build(
-            profile=profile, max_running=self.config.scheduler.max_running
+        section = self.config.speculator
+        adaptive = Controller(section.max_draft, section.loss_limit) if section.controller else None
+        return Drafter(
+            speculation.speculator,
+            max_draft=section.max_draft,
+            vocab_size=profile.vocab_size,
+            trees=speculation.trees,
+            name=self.choices["speculator"].core.name,
+            lengths=adaptive,
         )
-        return Drafter(speculator, max_draft=self.config.speculator.max_draft, vocab_size=profile.vocab_size)
 
     def _grammars(self, profile: ModelProfile) -> Grammars | None:
         if "grammar" not in self.choices:
@@ -311,7 +321,7 @@ class _Assembly:
         weights: WeightSource,
         backend: AttentionBackend,
         pool: KVPool,
-        drafter: Drafter | None,
+        speculation: Speculation,
         grammars: Grammars | None,
     ) -> Runner:
         """Load the model and run once, on the thread that will run the steps.
@@ -325,15 +335,22 @@ class _Assembly:
             from engine.cuda.runner import CudaRunner
 
             make = partial(CudaRunner, token_budget=self.config.scheduler.token_budget, graphs=self._may_capture())
+        model, speculator, resident = self._model(profile, weights), speculation.speculator, None
+        max_len = profile.max_context + (self.config.speculator.max_draft if speculator else 0)
+        if speculation.resident:
+            self.report("loading the speculator", 0.0, "")
+            resident = load_resident(speculation.resident, self.composition, model, len(pool[0][0]), max_len + 1)
         runner = make(
-            self._model(profile, weights),
+            model,
             backend,
             pool,
             page_size=self.page_size,
             slots=self.config.scheduler.max_running,
-            max_len=profile.max_context + (self.config.speculator.max_draft if drafter else 0),
+            max_len=max_len,
             device=self.device,
-            taps=drafter.speculator.taps() if drafter else None,
+            taps=speculator.taps() if isinstance(speculator, Speculator) else None,
+            resident=resident,
+            moves=moves_of(speculation, backend, pool, self.page_size),
             grammars=grammars,
             tracer=self.tracer,
         )

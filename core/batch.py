@@ -26,11 +26,16 @@ class Admission:
     params: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]  # kept from being sampled while `min_tokens` is not reached
+    cached: int = 0  # tokens whose KV the cache had; what is there beyond them at the first entry came from elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One request's share of a step: `count` tokens from position `start` on, the last of them drafts if there are."""
+    """One request's share of a step: `count` tokens from position `start` on, the last of them drafts if there are.
+
+    Drafts are either given, or left to the runner's resident speculator, which may fill up to `draft_slots` of the
+    `count` and leaves out the rest.
+    """
 
     slot: int
     start: int
@@ -39,8 +44,16 @@ class Entry:
     first_page: int  # where in the slot's block table the new pages go
     new_pages: list[int]
     drafts: Sequence[int] = ()
+    draft_parents: Sequence[int | None] | None = None  # None is a chain
     draft_probs: Tensor | None = None
+    draft_slots: int = 0  # for the resident
+    follow: bool = False  # the resident keeps up with the request
     prompt_logprobs: int | None = None  # alternatives per prompt token computed in this step
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it computes the newest token, and drafts at most."""
+        return self.samples and self.count - len(self.drafts) - self.draft_slots == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +66,7 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the forward pass computes."""
+        """Tokens that the forward pass computes at most."""
         return sum(entry.count for entry in self.entries)
 
 
@@ -62,6 +75,7 @@ class EntryResult:
     """What came of one entry."""
 
     tokens: list[int] = field(default_factory=list)  # accepted drafts and the token after them
+    drafted: int = 0  # drafts that were verified
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt tokens after each computed one
     hidden: Tensor | None = None  # [len(tokens) or count, taps, hidden], if a speculator asked
@@ -74,6 +88,8 @@ class StepResult:
     """Results in the order of the entries."""
 
     entries: list[EntryResult]
+    draft_fault: str = ""  # what the resident did wrong in this step
+    draft_seconds: float = 0.0  # that it took, for drafting and for following
 
 
 __all__ = ["Admission", "Entry", "EntryResult", "StepBatch", "StepResult"]

@@ -5,12 +5,14 @@ Knows no queue and no device. `masks` is called once a step, on the thread that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.specs.grammar import Matcher, TokenTable
+from engine.specs.speculator import Draft
+from engine.trees import chain, children
 
 Mask = NDArray[np.int32]
 """[words]: bit `i % 32` of word `i // 32` says whether token i may come."""
@@ -35,13 +37,14 @@ class Constraint:
         self._free = bool(after)
         self._tail = b""  # while free: the last bytes, which may begin `after`
 
-    def masks(self, tokens: NDArray[np.int64], first: int, drafts: Sequence[int]) -> list[Mask | None]:
-        """What may stand at `first` and behind each draft that itself may stand where it does.
+    def masks(self, tokens: NDArray[np.int64], first: int, draft: Draft) -> list[Mask | None]:
+        """What may stand at `first`, and behind each node of a draft that itself may stand where it does.
 
-        None in front of `after`, where anything may. Masks behind a forbidden draft are left out, since it is rejected.
+        None in front of `after`, where anything may, and behind nodes that may not stand, since they are rejected.
 
         Args:
             tokens: the request's tokens; those before `first` are final.
+            draft: follows them.
 
         Raises:
             ValueError: the text so far breaks the constraint, or a limit of the grammar was passed.
@@ -50,17 +53,28 @@ class Constraint:
             if not self._take(token):
                 raise ValueError(f"token {token} at position {self._at} breaks the form that was asked for")
             self._at += 1
-        free, tail, taken = self._free, self._tail, 0
-        found = [self._mask()]
-        for draft in drafts:
-            before = self._free
-            if not self._take(draft):
-                break
-            taken += not before
-            found.append(self._mask())
-        self._matcher.rollback(taken)
-        self._free, self._tail = free, tail
+        found: list[Mask | None] = [self._mask(), *(None for _ in draft.tokens)]
+        if draft.tokens:
+            below = children(chain(len(draft.tokens)) if draft.parents is None else draft.parents)
+            self._visit(None, draft.tokens, below, found)
         return found
+
+    def _visit(
+        self,
+        node: int | None,
+        tokens: Sequence[int],
+        below: Mapping[int | None, Sequence[int]],
+        found: list[Mask | None],
+    ) -> None:
+        """Fill in the masks behind the nodes under one, which was taken; afterwards the constraint stands as before."""
+        free, tail = self._free, self._tail
+        for child in below.get(node, ()):
+            if self._take(tokens[child]):
+                found[child + 1] = self._mask()
+                self._visit(child, tokens, below, found)
+                if not free:
+                    self._matcher.rollback(1)
+            self._free, self._tail = free, tail
 
     def _mask(self) -> Mask | None:
         if self._free:

@@ -39,14 +39,23 @@ def pool_bytes(layout: KVLayout, layers: int, num_pages: int) -> int:
 
 
 def count_pages(
-    section: KVCacheSection, layout: KVLayout, layers: int, device: DeviceProfile, *, max_running: int, max_context: int
+    section: KVCacheSection,
+    layout: KVLayout,
+    layers: int,
+    device: DeviceProfile,
+    *,
+    max_running: int,
+    max_context: int,
+    beside: float = 0.0,
 ) -> int:
     """Pages of the pool: as the YAML says, or else for `max_running` full contexts within a quarter of the memory.
+
+    `beside` are bytes that a page takes elsewhere, for the KV of a speculator.
 
     Raises:
         ResourceError: the pool would not fit, or would hold no page.
     """
-    page = pool_bytes(layout, layers, 1024) / 1024
+    page = pool_bytes(layout, layers, 1024) / 1024 + beside
     if section.pages is not None:
         pages = section.pages
     elif section.memory is not None:

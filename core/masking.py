@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.batch import Admission, Entry
 from engine.constraint import Constraint, Mask
 from engine.grammars import FILLERS, Grammars
+from engine.specs.speculator import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class SlotMasks:
 
 UNMASKED = SlotMasks()
 
-Work = Sequence[tuple[int, Constraint | str, NDArray[np.int64], int, Sequence[int]]]
-"""Slot, constraint (or why there is none), the slot's tokens, position to sample at, drafts."""
+Work = Sequence[tuple[int, Constraint | str, NDArray[np.int64], int, Draft]]
+"""Slot, constraint (or why there is none), the slot's tokens, position to sample at, what is drafted from there on."""
 
 _Filled = dict[int, list[Mask | None] | str]
 
@@ -86,7 +87,7 @@ class Masking:
         if not self._constraints or self._grammars is None:
             return
         work = [
-            (e.slot, constraint, tokens[e.slot], e.start + e.count - len(e.drafts), e.drafts)
+            (e.slot, constraint, tokens[e.slot], e.start + e.count - len(e.drafts), Draft(e.drafts, e.draft_parents))
             for e in entries
             if e.samples and (constraint := self._constraints.get(e.slot)) is not None
         ]
@@ -112,9 +113,9 @@ class Masking:
 
 def _fill(work: Work) -> _Filled:
     found: _Filled = {}
-    for slot, constraint, tokens, first, drafts in work:
+    for slot, constraint, tokens, first, draft in work:
         try:
-            found[slot] = constraint if isinstance(constraint, str) else constraint.masks(tokens, first, drafts)
+            found[slot] = constraint if isinstance(constraint, str) else constraint.masks(tokens, first, draft)
         except ValueError as error:
             found[slot] = str(error)
         except BaseException as error:  # a stranger's code, whose panics may be no Exception: only this request suffers

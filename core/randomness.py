@@ -25,9 +25,9 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int, stream: Stream = Stream.SAMPLE) -> float:
-    """A number in [0, 1) with 53 random bits."""
-    return (_mix(_mix(_mix(seed & _MASK) ^ position) ^ int(stream)) >> 11) * 2.0**-53
+def uniform(seed: int, position: int, stream: Stream = Stream.SAMPLE, nth: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits; `nth` tells apart several of one stream at one position."""
+    return (_mix(_mix(_mix(seed & _MASK) ^ position) ^ int(stream) ^ nth << 8) >> 11) * 2.0**-53
 
 
 __all__ = ["Stream", "uniform"]

@@ -6,8 +6,8 @@ without a way over the scheduler. Knows no request, no queue and no page that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,19 @@ from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.grammars import Grammars
+from engine.kv_moves import KVMoves
 from engine.latent.up import LatentUp
 from engine.masking import UNMASKED, Masking, SlotMasks
-from engine.sampler import Row, sample, top_logprobs
+from engine.resident.driver import Computed, Resident
+from engine.resident.parts import ResidentParts
+from engine.sampler import Row, top_logprobs
 from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBackend, AttentionBatch
 from engine.specs.model import Forward, Model
-from engine.specs.speculator import TargetTaps
+from engine.specs.speculator import Draft, TargetTaps
 from engine.trace import Tracer
-from engine.verifier import accept_equal, verify_chain
+from engine.trees import best_chain, depths, mask, path
+from engine.verifier import Verified, verify
 
 KVPool = Sequence[tuple[Tensor, ...]]
 """Per layer, the parts that the attention backend's layout names, each [num_pages, …]."""
@@ -43,7 +47,7 @@ class StepForward(Forward):
 
     def __init__(self, backend: AttentionBackend, pool: KVPool, taps: TargetTaps) -> None:
         self._forward, self._forward_latent, self._pool = backend.forward, backend.forward_latent, pool
-        self._wanted = frozenset(taps.hidden_layers)
+        self._tapped_layers = self._wanted = frozenset(taps.hidden_layers)
         self.plan: Any = None
         self.tapped: list[Tensor] = []
 
@@ -52,6 +56,11 @@ class StepForward(Forward):
 
     def attend_latent(self, layer: int, q: Tensor, rows: Tensor, up: LatentUp) -> Tensor:
         return self._forward_latent(layer, q, rows, up, self._pool[layer], self.plan)
+
+    def begin(self, plan: Any, *, tapping: bool) -> None:
+        """Another step."""
+        self.plan, self.tapped = plan, []
+        self._wanted = self._tapped_layers if tapping else frozenset()
 
     def tap(self, layer: int, hidden: Tensor) -> None:
         if layer in self._wanted:
@@ -64,6 +73,8 @@ class Runner:
     Args:
         max_len: most tokens of one request, drafts included.
         taps: what a speculator wants to see; hidden states then come with the results.
+        resident: the speculator that lives here, loaded, and its KV.
+        moves: moves the KV of single tokens, if it can be and the backend knows trees; else trees become chains.
         grammars: compiles the constraints of requests; None if there are none.
         tracer: is told when inputs are packed, and when the device computes and samples.
     """
@@ -79,15 +90,21 @@ class Runner:
         max_len: int,
         device: torch.device,
         taps: TargetTaps | None = None,
+        resident: ResidentParts | None = None,
+        moves: KVMoves | None = None,
         grammars: Grammars | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.model, self.backend, self.device, self.page_size = model, backend, device, page_size
-        self.taps = taps or TargetTaps()
+        self.taps = taps or (resident.plan.taps if resident else TargetTaps())
         self._step = StepForward(backend, pool, self.taps)
         self._tokens = np.zeros((slots, max_len + 1), dtype=np.int64)
         self._tables = np.zeros((slots, -(-max_len // page_size) + 1), dtype=np.int32)
         self._slots: list[Slot | None] = [None] * slots
+        self._moves = moves
+        self.resident: Resident | None = None
+        if resident:
+            self.resident = resident.join(self._tokens, self._tables, trees=moves is not None, device=device)
         self._masking = Masking(grammars, device)
         self.tracer = tracer or Tracer()
 
@@ -103,17 +120,48 @@ class Runner:
             self._admit(admission)
         for entry in batch.entries:
             self._place(entry)
-        return self._compute(batch.entries, batch.number) if batch.entries else StepResult([])
+        return self._speculate(batch.entries, batch.number) if batch.entries else StepResult([])
 
     def improve(self) -> bool:
         """Called between steps while it returns True: do a little that makes later steps faster, tokens unchanged."""
         return False
 
+    def _speculate(self, entries: Sequence[Entry], number: int) -> StepResult:
+        """Compute a step whose drafts are verified here, and some of which may be drafted here."""
+        entries = [self._as_chain(entry) for entry in entries]
+        if self.resident is None or not any(entry.follow or entry.draft_slots for entry in entries):
+            return self._compute(entries, number)
+        with self.tracer.span("device", "draft", number):
+            entries = self.resident.draft(entries)
+        for entry in entries:
+            self._place(entry)
+        order = sorted(range(len(entries)), key=lambda i: entries[i].count > 1)
+        found = self._compute([entries[i] for i in order], number)
+        account = self.resident.account()
+        results = [result for _, result in sorted(zip(order, found.entries, strict=True), key=lambda pair: pair[0])]
+        return StepResult(results, account.fault, account.seconds)
+
+    def _as_chain(self, entry: Entry) -> Entry:
+        """The entry without forks in its draft, if they can't be verified here."""
+        if entry.draft_parents is None or self._moves is not None:
+            return entry
+        chain = best_chain(Draft(entry.drafts, entry.draft_parents, entry.draft_probs))
+        kept = replace(
+            entry,
+            count=entry.count - len(entry.drafts) + len(chain.tokens),
+            drafts=chain.tokens,
+            draft_parents=None,
+            draft_probs=chain.probs,
+        )
+        self._place(kept)
+        return kept
+
     def _compute(self, entries: Sequence[Entry], number: int = 0) -> StepResult:
         with self.tracer.span("runner", "pack", number):
             self._masking.begin(entries, self._tokens)  # on a thread, while the forward pass runs
             tokens, positions, attention = self._inputs(entries)
-            self._step.plan, self._step.tapped = self.backend.plan(attention), []
+            tapping = self.resident is None or any(entry.follow for entry in entries)
+            self._step.begin(self.backend.plan(attention), tapping=tapping)
         with self.tracer.span("device", "step", number):
             with self.tracer.span("device", "forward", number):
                 hidden = self.model.forward(tokens, positions, self._step)
@@ -136,6 +184,8 @@ class Runner:
         bannable = admission.stop_ids if admission.params.min_tokens else ()
         self._slots[admission.slot] = Slot(admission, bannable)
         self._masking.admit(admission)
+        if self.resident:
+            self.resident.admit(admission)
 
     def _admission(self, slot: int) -> Admission:
         held = self._slots[slot]
@@ -158,12 +208,18 @@ class Runner:
         lens = np.array([e.count for e in entries], dtype=np.int32)
         ends = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
         owner = np.repeat(np.arange(len(entries)), lens)
-        positions = np.arange(ends[-1]) - ends[owner] + starts[owner]
+        places = np.arange(ends[-1]) - ends[owner] + starts[owner]
         seq_lens = (starts + lens).astype(np.int32)
         tables = self._tables[slots, : -(-int(seq_lens.max()) // self.page_size)]
         rows = slots[owner]
-        pages = self._tables[rows, positions // self.page_size].astype(np.int64)
-        slot_mapping = pages * self.page_size + positions % self.page_size
+        pages = self._tables[rows, places // self.page_size].astype(np.int64)
+        slot_mapping = pages * self.page_size + places % self.page_size
+        positions, trees = places.copy(), dict[int, Tensor]()
+        for i, entry in enumerate(entries):
+            if entry.draft_parents is not None:
+                plain = entry.count - len(entry.drafts)
+                positions[ends[i] + plain : ends[i + 1]] = entry.start + plain + np.array(depths(entry.draft_parents))
+                trees[i] = mask(plain, entry.draft_parents).to(self.device)
         attention = AttentionBatch(
             query_start=self._put(ends),
             seq_lens=self._put(seq_lens),
@@ -173,8 +229,9 @@ class Runner:
             num_decodes=int((lens == 1).sum()),
             query_lens_host=lens,
             seq_lens_host=seq_lens,
+            tree_masks=trees or None,
         )
-        return self._put(self._tokens[rows, positions]), attention.positions, attention
+        return self._put(self._tokens[rows, places]), attention.positions, attention
 
     def _put(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
@@ -187,16 +244,60 @@ class Runner:
             if entry.prompt_logprobs is not None:
                 result.prompt_logprobs = self._prompt_logprobs(entry, hidden[end - entry.count : end])
         sampling = [i for i, e in enumerate(entries) if e.samples]
-        if not sampling:
-            return StepResult(results)
+        paths = self._verify(entries, sampling, hidden, ends, results) if sampling else {}
+        if self.resident:
+            self._follow(entries, hidden, ends, results, paths)
+        elif self._step.tapped or self.taps.final_hidden:
+            self._report_hidden(entries, hidden, ends, results)
+        return StepResult(results)
+
+    def _verify(
+        self,
+        entries: Sequence[Entry],
+        sampling: Sequence[int],
+        hidden: Tensor,
+        ends: np.ndarray,
+        results: Sequence[EntryResult],
+    ) -> dict[int, list[int]]:
+        """Sample; returns the accepted nodes of each entry that samples."""
         wanted = np.concatenate([np.arange(ends[i] - len(entries[i].drafts) - 1, ends[i]) for i in sampling])
         every = len(wanted) == len(hidden)
         logits = self.model.logits(hidden if every else hidden[self._put(wanted)])
         finite = torch.isfinite(logits.sum(-1)).tolist()
-        self._sample(entries, sampling, logits, finite, results)
-        if self._step.tapped or self.taps.final_hidden:
-            self._report_hidden(entries, hidden, ends, results)
-        return StepResult(results)
+        found = self._sample(entries, sampling, logits, finite, results)
+        self._move([(entries[i], one.path) for i, one in found.items()])
+        return {i: one.path for i, one in found.items()}
+
+    def _move(self, accepted: Sequence[tuple[Entry, Sequence[int]]]) -> None:
+        """Bring the KV of accepted nodes to where their tokens now stand."""
+        moved: list[tuple[int, int, int]] = []  # slot, from position, to position
+        for entry, nodes in accepted:
+            first = entry.start + entry.count - len(entry.drafts)
+            moved += [(entry.slot, first + node, first + place) for place, node in enumerate(nodes) if node != place]
+        if moved and self._moves is not None:
+            slots, sources, targets = np.array(moved).T
+            self._moves.move(self._put(self._kv_slots(slots, sources)), self._put(self._kv_slots(slots, targets)))
+
+    def _kv_slots(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        pages = self._tables[slots, positions // self.page_size].astype(np.int64)
+        slots_of: np.ndarray = pages * self.page_size + positions % self.page_size
+        return slots_of
+
+    def _follow(
+        self,
+        entries: Sequence[Entry],
+        final: Tensor,
+        ends: np.ndarray,
+        results: Sequence[EntryResult],
+        paths: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Show the resident what was computed."""
+        assert self.resident is not None, "asked only with one"
+        computed = [
+            Computed(entry, int(end) - entry.count, paths.get(i, ()), not result.failed)
+            for i, (entry, result, end) in enumerate(zip(entries, results, ends, strict=True))
+        ]
+        self.resident.follow(computed, [*self._step.tapped, *([final] if self.taps.final_hidden else [])])
 
     def _sample(
         self,
@@ -205,31 +306,30 @@ class Runner:
         logits: Tensor,
         finite: Sequence[bool],
         results: Sequence[EntryResult],
-    ) -> None:
+    ) -> dict[int, Verified]:
         masks = self._masking.finish()
         rows = [row for i in sampling for row in self._rows(entries[i], masks.get(entries[i].slot, UNMASKED))]
-        chains = [entries[i] for i in sampling if entries[i].draft_probs is not None]
         raw = logits.clone() if any(r.params.logprobs is not None and r.reshaped for r in rows) else logits
-        own = logits.clone() if chains and any(r.reshaped for r in rows) else logits
-        sampled = sample(logits, rows)
+        drafts = [Draft(entries[i].drafts, entries[i].draft_parents, entries[i].draft_probs) for i in sampling]
+        found: dict[int, Verified] = {}
         at = 0
-        for i in sampling:
+        for i, verified in zip(sampling, verify(logits, rows, drafts), strict=True):
             entry, result = entries[i], results[i]
-            n = len(entry.drafts) + 1
-            if not all(finite[at : at + n]):
+            n = result.drafted = len(entry.drafts)
+            if not all(finite[at : at + n + 1]):
                 result.failed = True
             elif fault := masks.get(entry.slot, UNMASKED).fault:
                 result.failed, result.fault = True, fault
-            elif entry.draft_probs is not None:
-                result.tokens = verify_chain(own[at : at + n], rows[at : at + n], entry.drafts, entry.draft_probs)
             else:
-                result.tokens = accept_equal(sampled[at : at + n], entry.drafts)
-            if (count := rows[at].params.logprobs) is not None:
-                m = len(result.tokens)
-                result.logprobs = top_logprobs(raw[at : at + m], result.tokens, [count] * m)
-            first = entry.start + entry.count - len(entry.drafts)
+                found[i] = verified
+                result.tokens = verified.tokens
+            if (count := rows[at].params.logprobs) is not None and not result.failed:
+                behind = raw[[at, *(at + 1 + node for node in verified.path)]]
+                result.logprobs = top_logprobs(behind, result.tokens, [count] * len(behind))
+            first = entry.start + entry.count - n
             self._tokens[entry.slot, first : first + len(result.tokens)] = result.tokens
-            at += n
+            at += n + 1
+        return found
 
     def _rows(self, entry: Entry, masks: SlotMasks) -> list[Row]:
         """How to sample after the entry's last token and after each of its drafts."""
@@ -241,14 +341,22 @@ class Runner:
             Row(
                 admission.params,
                 admission.seed,
-                position,
-                self._tokens[entry.slot, :position],
+                len(history),
+                history,
                 admission.prompt_len,
-                slot.bannable if position - admission.prompt_len < admission.params.min_tokens else (),
-                masks.row(position - first),
+                slot.bannable if len(history) - admission.prompt_len < admission.params.min_tokens else (),
+                masks.row(row),
             )
-            for position in range(first, first + len(entry.drafts) + 1)
+            for row, history in enumerate(self._histories(entry, first))
         ]
+
+    def _histories(self, entry: Entry, first: int) -> list[np.ndarray]:
+        """The text before each row: what stands, and then the drafts up to the row's."""
+        tokens = self._tokens[entry.slot]
+        if (parents := entry.draft_parents) is None:
+            return [tokens[:position] for position in range(first, first + len(entry.drafts) + 1)]
+        paths = [path(parents, node) for node in range(len(parents))]
+        return [tokens[:first], *(np.concatenate((tokens[:first], tokens[first + np.array(p)])) for p in paths)]
 
     def _prompt_logprobs(self, entry: Entry, hidden: Tensor) -> list[Any]:
         """Log-probabilities of the prompt tokens that follow the computed ones, a slice of rows at a time."""

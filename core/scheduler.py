@@ -7,7 +7,7 @@ by one step, so tokens that are sampled but not yet known count as `in_flight`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.specs.kv_cache import KVCache
 from engine.specs.observer import RequestEvent, Stage
 from engine.specs.scheduling import SchedulingPolicy
 from engine.specs.speculator import Draft
+from engine.underway import Underway
 
 
 class QueueFull(EngineError):
@@ -55,6 +56,10 @@ class Drafts:
     def forget(self, request_id: str) -> None:
         """The request finished or was preempted."""
 
+    def follows(self, request: Request) -> bool:
+        """Whether a resident speculator keeps up with the request."""
+        return False
+
 
 class Transfers:
     """Who else may hold the pages of a request; this one never does."""
@@ -88,6 +93,7 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}  # in order of admission; includes those that fetch their KV
         self._free_slots = list(range(limits.max_running))[::-1]
+        self._underway = Underway(self._cached_prefix)
         self._blocked: tuple[str, int] | None = None  # who found too few pages, and how many there were
         self.steps = 0
         self.preemptions = 0
@@ -133,9 +139,10 @@ class Scheduler:
 
     # One step
 
-    def schedule(self, drafts: dict[str, Draft] | None = None) -> Launched | None:
+    def schedule(self, drafts: Mapping[str, Draft | int] | None = None) -> Launched | None:
         """The next step, or None when nothing can be computed: decodes, then prefills under way, then new requests.
 
+        `drafts` has for some of the decoding requests what to verify, or how many tokens a resident may draft.
         Every stream that decodes is part of it, however small the token budget and however long a prompt.
         """
         decoding = [r for r in self.running.values() if r.remaining == 1]
@@ -186,24 +193,25 @@ class Scheduler:
 
     # Parts of a step
 
-    def _extend(self, step: _StepBuilder, request: Request, draft: Draft | None) -> None:
+    def _extend(self, step: _StepBuilder, request: Request, draft: Draft | int | None) -> None:
         """Give a running request its next tokens, preempting others if pages are short."""
         if request.status is not Status.RUNNING or request.id not in self.running or step.full:
             return
         if request.in_flight and request.num_tokens >= request.max_len:
             return  # it will have ended by its length
         count = step.fit(request.remaining, request.num_computed)
-        drafts = list(draft.tokens[: step.budget - step.owed - count]) if draft else []
-        while not self.cache.allocate(request.id, request.num_computed + count + len(drafts)):
-            if drafts:  # never worth a preemption
-                drafts = []
+        wanted = draft if isinstance(draft, int) else len(draft.tokens) if draft else 0
+        room = max(0, min(wanted, step.budget - step.owed - count))
+        while not self.cache.allocate(request.id, request.num_computed + count + room):
+            if room:  # never worth a preemption
+                room = 0
                 continue
             victim = self._victim(step, request)
             self.preempt(victim)
             step.preempted = True
             if victim is request:
                 return
-        step.add(request, self._entry(request, count, drafts, draft))
+        step.add(request, self._entry(request, count, draft, room))
 
     def _victim(self, step: _StepBuilder, request: Request) -> Request:
         """Who yields its pages: somebody that is not part of this step yet."""
@@ -230,6 +238,8 @@ class Scheduler:
                 return
             if request.in_flight or request.compiling:
                 continue  # preempted in the step before, so its last token is not known yet; or not ready for its first
+            if self._looks_for_prefix(request) and self._underway.computes(request):
+                continue
             if self._blocked == (request.id, self.cache.available()):
                 return  # nothing has changed since it did not fit
             if not self._open(step, request):
@@ -261,33 +271,42 @@ class Scheduler:
             self._tell(Stage.RESUMED, request)
         request.admissions += 1
         request.status = Status.FETCHING if fetches else Status.RUNNING
-        step.admissions.append(self._admission(request))
+        step.admissions.append(self._admission(request, match.num_tokens))
         if not fetches:
-            step.add(request, self._entry(request, count, [], None))
+            if self._looks_for_prefix(request):
+                self._underway.admitted(request)
+            step.add(request, self._entry(request, count))
         return True
 
-    def _entry(self, request: Request, count: int, drafts: Sequence[int], draft: Draft | None) -> Entry:
+    def _looks_for_prefix(self, request: Request) -> bool:
+        return self.cache.reuses and request.kv_source is None and request.params.prompt_logprobs is None
+
+    def _entry(self, request: Request, count: int, draft: Draft | int | None = None, room: int = 0) -> Entry:
         table = self.cache.block_table(request.id)
         first_page, start = request.sent_pages, request.num_computed
         request.sent_pages = len(table)
         samples = start + count == request.num_tokens
         assert request.slot is not None, "a scheduled request holds a slot"
         computes_prompt = start < request.prompt_len and request.params.prompt_logprobs is not None
-        request.num_computed += count + len(drafts)
+        request.num_computed += count + room
         request.in_flight += samples
+        given = draft if isinstance(draft, Draft) and room else Draft()
         return Entry(
             slot=request.slot,
             start=start,
-            count=count + len(drafts),
+            count=count + room,
             samples=samples,
             first_page=first_page,
             new_pages=table[first_page:],
-            drafts=drafts,
-            draft_probs=draft.probs if draft and drafts else None,
+            drafts=list(given.tokens[:room]),
+            draft_parents=given.parents[:room] if given.parents is not None else None,
+            draft_probs=given.probs[:room] if given.probs is not None else None,
+            draft_slots=room if isinstance(draft, int) else 0,
+            follow=self.drafts.follows(request),
             prompt_logprobs=request.params.prompt_logprobs if computes_prompt else None,
         )
 
-    def _admission(self, request: Request) -> Admission:
+    def _admission(self, request: Request, cached: int) -> Admission:
         assert request.slot is not None, "an admitted request holds a slot"
         stops = tuple(request.params.stop_token_ids)
         return Admission(
@@ -297,6 +316,7 @@ class Scheduler:
             params=request.params,
             seed=request.seed,
             stop_ids=stops if request.params.ignore_eos else (*stops, *request.eos),
+            cached=cached,
         )
 
     def _grow(self, entry: Entry, request: Request, admission: int, got: EntryResult) -> Output | None:
@@ -326,12 +346,12 @@ class Scheduler:
     def _settle(self, entry: Entry, request: Request, got: EntryResult) -> None:
         """Roll back the KV of rejected drafts and make what was computed matchable."""
         computed = entry.start + entry.count
-        if entry.drafts:
-            computed -= len(entry.drafts) + 1 - len(got.tokens)
+        if room := max(len(entry.drafts), entry.draft_slots):
+            computed -= room + 1 - len(got.tokens)
             request.num_computed = computed
             self.cache.trim(request.id, computed + 1)
             request.sent_pages = min(request.sent_pages, len(self.cache.block_table(request.id)))
-        self.drafts.accepted(request, len(entry.drafts), got)
+        self.drafts.accepted(request, got.drafted, got)
         self.cache.commit(request.id, request.tokens, min(computed, len(request.tokens)))
 
     def _leave(self, request: Request) -> None:

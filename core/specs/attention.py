@@ -59,8 +59,9 @@ class KVLayout:
 
     `parts` maps a name ("k", "v", "latent") to the shape of one page. Pages are outermost, so that a page of a part is
     one run of bytes and a connector can move it without knowing what is inside. `axes` names the dimensions of each
-    part: "token" is the one that counts tokens (or groups of them, whose members lie in a later dimension), "head" the
-    KV heads, all other names are free. With them KV can be moved between engines of different page sizes.
+    part: "token" is the one that counts tokens (or groups of them, whose members the later dimension "member" counts),
+    "head" the KV heads, all other names are free. With them KV can be moved between engines of different page sizes,
+    and the accepted path of a draft tree within its pages.
 
     The names of the parts say which of `Capabilities.layouts` this is, and the kit judges that claim by them
     alone: "k" and "v", in this order, are `split`; "latent" alone is `latent`; any other names are `packed`.
@@ -93,7 +94,9 @@ class AttentionBatch:
     may_share: bool = True
     """Whether several decodes may begin with the same pages. False spares a backend the search."""
     tree_masks: dict[int, Tensor] | None = None
-    """Request index -> bool [q, q]: which of its own new tokens each new token sees. Absent means causal."""
+    """Request index -> bool [q, m], m >= q: which of the last m tokens, its own new ones at the end, each new token
+    sees; all before those are seen. Absent means causal. m is q when drafts are verified; it is more while a resident
+    drafts a tree level by level, and then no window is in effect."""
 
 
 class AttentionBackend(ABC):

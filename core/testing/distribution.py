@@ -17,7 +17,8 @@ from torch import Tensor
 from engine.sampler import Row
 from engine.sampling_params import SamplingParams
 from engine.specs.speculator import Draft
-from engine.verifier import verify_chain
+from engine.trees import chain, path
+from engine.verifier import verify as verified
 
 VOCAB: Final = 64
 
@@ -42,27 +43,31 @@ def target(tokens: Sequence[int]) -> Tensor:
 
 
 def verify(tokens: Sequence[int], draft: Draft, seed: int) -> list[int]:
-    """What the engine's verifier emits after the tokens for a chain that was drafted."""
-    chains = [list(draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
-    logits = torch.stack([target([*tokens, *chain]) for chain in chains])
-    rows = []
-    for chain in chains:
-        seen = np.array([*tokens, *chain], dtype=np.int64)
-        rows.append(Row(PARAMS, seed, len(seen), seen, len(PROMPT)))
-    return verify_chain(logits, rows, list(draft.tokens), draft.probs)
+    """What the engine's verifier emits after the tokens for a draft."""
+    texts = texts_before(tokens, draft)
+    logits = torch.stack([target(text) for text in texts])
+    rows = [Row(PARAMS, seed, len(seen), np.array(seen, dtype=np.int64), len(PROMPT)) for seen in texts]
+    return verified(logits, rows, [draft])[0].tokens
+
+
+def texts_before(tokens: Sequence[int], draft: Draft) -> list[list[int]]:
+    """The text that each row of a verification follows: the tokens, and the tokens with the path to each node."""
+    parents = chain(len(draft.tokens)) if draft.parents is None else draft.parents
+    paths = [path(parents, node) for node in range(len(draft.tokens))]
+    return [[*tokens, *(draft.tokens[node] for node in nodes)] for nodes in ([], *paths)]
 
 
 def check_distribution(propose: Callable[[str, list[int]], Draft]) -> None:
     """Assert that the first two tokens of many requests are distributed as the target alone would have them.
 
     Args:
-        propose: request id and tokens -> a draft of at most two tokens; trees are followed along their first branch.
+        propose: request id and tokens -> a draft of at most two tokens.
     """
     counts: Counter[tuple[int, int]] = Counter()
     for seed in range(TRIALS):
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + 2:
-            tokens += verify(tokens, chain(propose(f"trial {seed}", list(tokens))), seed)
+            tokens += verify(tokens, propose(f"trial {seed}", list(tokens)), seed)
         counts[tokens[len(PROMPT)], tokens[len(PROMPT) + 1]] += 1
     assert set(counts) <= set(product(LIVE, LIVE)), "a token came out that the target never says"
     chi_square = 0.0
@@ -73,15 +78,4 @@ def check_distribution(propose: Callable[[str, list[int]], Draft]) -> None:
     assert chi_square < BOUND, f"chi-square {chi_square:.0f} over 16 pairs: the text is not the target's"
 
 
-def chain(draft: Draft) -> Draft:
-    """The first branch of a tree; a chain as it is."""
-    if draft.parents is None:
-        return draft
-    branch: list[int] = []
-    for at, parent in enumerate(draft.parents):
-        if parent == (branch[-1] if branch else None):
-            branch.append(at)
-    return Draft([draft.tokens[at] for at in branch], None, None if draft.probs is None else draft.probs[branch])
-
-
-__all__ = ["VOCAB", "check_distribution"]
+__all__ = ["VOCAB", "check_distribution", "texts_before"]

@@ -21,9 +21,9 @@ from engine.sampling_params import SamplingParams
 from engine.specs.model import ModelProfile
 from engine.specs.speculator import Draft, DraftContext, Speculator
 from engine.testing.claims import proves
-from engine.testing.distribution import VOCAB, check_distribution
+from engine.testing.distribution import VOCAB, check_distribution, texts_before
 from engine.testing.offer import OfferConformance
-from engine.verifier import verify_chain
+from engine.verifier import verify as verified
 
 PROFILE = ModelProfile(
     architecture="Toy",
@@ -211,12 +211,10 @@ class SpeculatorConformance(OfferConformance):
         tokens, new, steps = list(prompt), len(prompt), 0
         while len(tokens) < 90:
             (draft,) = speculator.propose([self.context(speculator, "r", tokens, new)])
-            if draft.parents is not None and spoil == "own":
-                pytest.skip(f"{self.offer.name} proposes trees, and the verifier of this test takes chains")
             drafts = SPOILERS[spoil](draft, expected[len(tokens) : len(tokens) + self.max_draft])
-            emitted = verify(tokens, drafts, draft.probs if spoil == "own" else None)
-            assert 1 <= len(emitted) <= len(drafts) + 1
-            speculator.accepted("r", len(drafts), len(emitted) - 1)
+            emitted = verify(tokens, drafts)
+            assert 1 <= len(emitted) <= len(drafts.tokens) + 1
+            speculator.accepted("r", len(drafts.tokens), len(emitted) - 1)
             tokens += emitted
             new, steps = len(emitted), steps + 1
         assert tokens[:90] == expected
@@ -224,26 +222,25 @@ class SpeculatorConformance(OfferConformance):
             assert steps <= 90 / self.max_draft
 
 
-SPOILERS: dict[str, Callable[[Draft, list[int]], list[int]]] = {
-    "right": lambda draft, truth: truth,
-    "wrong": lambda draft, truth: [(t + 1) % 11 for t in truth],
-    "invalid": lambda draft, truth: [*truth[:2], VOCAB + 5, 2**40],
-    "late": lambda draft, truth: [*truth[:-1], 12],
-    "empty": lambda draft, truth: [],
-    "own": lambda draft, truth: list(draft.tokens),
+SPOILERS: dict[str, Callable[[Draft, list[int]], Draft]] = {
+    "right": lambda draft, truth: Draft(truth),
+    "wrong": lambda draft, truth: Draft([(t + 1) % 11 for t in truth]),
+    "invalid": lambda draft, truth: Draft([*truth[:2], VOCAB + 5, 2**40]),
+    "late": lambda draft, truth: Draft([*truth[:-1], 12]),
+    "empty": lambda draft, truth: Draft(),
+    "own": lambda draft, truth: draft,
 }
 """What is verified in place of a draft, given the draft and what the target will say."""
 
 
-def verify(tokens: Sequence[int], drafts: Sequence[int], probs: torch.Tensor | None) -> list[int]:
+def verify(tokens: Sequence[int], draft: Draft) -> list[int]:
     """What the engine's verifier emits for the toy target after `tokens`."""
-    logits = torch.zeros(len(drafts) + 1, VOCAB)
+    logits = torch.zeros(len(draft.tokens) + 1, VOCAB)
     rows = []
-    for i in range(len(drafts) + 1):
-        seen = [*tokens, *drafts[:i]]
+    for i, seen in enumerate(texts_before(tokens, draft)):
         logits[i, rule(seen)] = 9.0
         rows.append(Row(SamplingParams(temperature=0.0), 0, len(seen), np.array(seen, dtype=np.int64), 2))
-    return verify_chain(logits, rows, drafts, probs)
+    return verified(logits, rows, [draft])[0].tokens
 
 
 def check_draft(draft: Draft, max_tokens: int) -> None:

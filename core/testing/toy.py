@@ -106,7 +106,7 @@ class ToyExecutor(Executor):
         sampled = [toy_next(history[:at], self.vocab_size) for at in range(first, end + 1)]
         emitted = accept_equal(sampled, entry.drafts)
         tokens[first : first + len(emitted)] = emitted
-        return EntryResult(tokens=emitted)
+        return EntryResult(tokens=emitted, drafted=len(entry.drafts))
 
 
 __all__ = ["ToyExecutor", "ToyPending", "toy_continuation", "toy_next"]

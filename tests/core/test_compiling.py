@@ -19,6 +19,7 @@ from engine.masking import Masking
 from engine.request import Request, Status
 from engine.sampling_params import SamplingParams
 from engine.specs.grammar import GrammarBackend, Matcher, TokenTable
+from engine.specs.speculator import Draft
 from engine.structured import Structured
 from engine.testing.tokenizer import EOS, byte_tokenizer
 
@@ -189,10 +190,16 @@ def test_limits_are_told_unseen() -> None:
     assert "has none" in str(Compiling().fault(Structured("regex", "a")))
 
 
-def masks(constraint: Constraint, tokens: Sequence[int], first: int, drafts: Sequence[int] = ()) -> list[int | None]:
-    """The one id that each mask allows; None where anything may come."""
+def masks(
+    constraint: Constraint,
+    tokens: Sequence[int],
+    first: int,
+    drafts: Sequence[int] = (),
+    parents: Sequence[int | None] | None = None,
+) -> list[int | None]:
+    """The one id that each mask allows; None where anything may come, and behind drafts that may not stand."""
     found: list[int | None] = []
-    for mask in constraint.masks(np.array(tokens, dtype=np.int64), first, drafts):
+    for mask in constraint.masks(np.array(tokens, dtype=np.int64), first, Draft(drafts, parents)):
         ids = None if mask is None else np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         assert ids is None or len(ids) == 1
         found.append(None if ids is None else int(ids[0]))
@@ -201,12 +208,24 @@ def masks(constraint: Constraint, tokens: Sequence[int], first: int, drafts: Seq
 
 def test_masks_follow_drafts_and_forget_them() -> None:
     constraint = Constraint(Sequel([5, 6, 7]), 2, TABLE)
-    assert masks(constraint, [1, 1], 2, [5, 6, 7, 63, 9]) == [5, 6, 7, 63, 63]
-    assert masks(constraint, [1, 1], 2, [5, 9, 7]) == [5, 6]
+    assert masks(constraint, [1, 1], 2, [5, 6, 7, 63, 9]) == [5, 6, 7, 63, 63, None]
+    assert masks(constraint, [1, 1], 2, [5, 9, 7]) == [5, 6, None, None]
     assert masks(constraint, [1, 1, 5], 3) == [6]
     assert masks(constraint, [1, 1, 5, 6, 7, 63], 6) == [63]
     with pytest.raises(ValueError, match="breaks the form"):
         masks(Constraint(Sequel([5]), 0, TABLE), [4], 1)
+
+
+def test_masks_follow_every_branch_of_a_tree() -> None:
+    constraint = Constraint(Sequel([5, 6, 7]), 2, TABLE, after="")
+    tokens, parents = [4, 5, 6, 6, 6, 7], [None, None, 0, 1, None, 3]
+    assert masks(constraint, [1, 1], 2, tokens, parents) == [5, None, 6, None, 7, None, 63]
+    assert masks(constraint, [1, 1, 5], 3) == [6]
+    end = list(b"</t>")
+    waiting = Constraint(Sequel([5, 6]), 0, TABLE, after="</t>")
+    found = masks(waiting, [1, *end[:3]], 4, [2, end[3], 5, 5], [None, None, 1, 0])
+    assert found == [None, None, 5, 6, None]
+    assert masks(waiting, [1, *end], 5) == [5]
 
 
 def test_a_constraint_begins_behind_a_text_however_it_comes() -> None:

@@ -62,10 +62,10 @@ class CpuAttention(AttentionBackend):
         width = self._shape.v_head_dim
         k: tuple[int, ...] = (heads, page // LANES, size, LANES)
         v: tuple[int, ...] = (heads, page, width)
-        axes: tuple[tuple[str, ...], ...] = (("head", "token", "width", "lane"), ("head", "token", "width"))
+        axes: tuple[tuple[str, ...], ...] = (("head", "token", "width", "member"), ("head", "token", "width"))
         if self._dtype is torch.bfloat16:
             k, v = (heads, page // LANES, size // 2, LANES, 2), (heads, page // 2, width, 2)
-            axes = ("head", "token", "width", "lane", "pair"), ("head", "token", "width", "pair")
+            axes = ("head", "token", "width", "member", "pair"), ("head", "token", "width", "member")
         return KVLayout(parts=(("k", k), ("v", v)), dtype=self._shape.dtype, axes=axes)
 
     def plan(self, batch: AttentionBatch) -> Plan:

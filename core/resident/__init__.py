@@ -1,0 +1,1 @@
+"""What the runner does for a resident speculator: draft KV in the target's pages, drafting, following."""
