@@ -102,10 +102,21 @@ def _store(
 def _to_8_bits(values, NATIVE: tl.constexpr):
     """float32 within 448 -> float8_e4m3fn as uint8, ties to even."""
     if NATIVE:
-        return values.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    bits = (tl.abs(values) * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # times 2^-120
-    rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
-    return (rounded | ((values.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+        small = values.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = (tl.abs(values) * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # times 2^-120
+        rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+        small = (rounded | ((values.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+    return small
+
+
+@triton.jit
+def _page(table, block, length, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """The page in which a block of keys lies, or that of each of its keys."""
+    n = block * BLOCK
+    if PAGE % BLOCK:
+        n = n + tl.arange(0, BLOCK)
+    return tl.load(table + n // PAGE, mask=n < length, other=0)
 
 
 @triton.jit(do_not_specialize=["table_row", "first_request", "requests", "programs"])
@@ -226,14 +237,12 @@ def attend(
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, LATENT], tl.float32)
             table = block_tables + request.to(tl.int64) * table_row
+            ahead = _page(table, at - begins, length, PAGE, BLOCK)
             for block in tl.range(at - begins, stop - begins, num_stages=STAGES):
                 n = block * BLOCK + b
                 exists = n < length
-                if PAGE % BLOCK == 0:
-                    page = tl.load(table + block * BLOCK // PAGE).to(tl.int64)
-                    slot = page * PAGE + block * BLOCK % PAGE + b
-                else:
-                    slot = tl.load(table + n // PAGE, mask=exists, other=0).to(tl.int64) * PAGE + n % PAGE
+                slot = ahead.to(tl.int64) * PAGE + (block * BLOCK % PAGE + b if PAGE % BLOCK == 0 else n % PAGE)
+                ahead = _page(table, block + 1, length, PAGE, BLOCK)  # a round early, or loads of rows would wait for it
                 keys = tl.load(latents + slot[:, None] * LATENT_ROW + d[None, :], mask=exists[:, None], other=0)
                 shared = tl.load(
                     rotary + (slot * ROPE_ROW + ROPE_AT)[:, None] + e[None, :], mask=exists[:, None], other=0.0
