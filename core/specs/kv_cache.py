@@ -54,6 +54,9 @@ class KVCache(ABC):
     when it is full. The block table of an open request never changes but by growth in `allocate` and by `trim`.
     """
 
+    reuses: bool = True
+    """Whether `match` may ever find something. If so, a request waits while another computes what it begins with."""
+
     @abstractmethod
     def match(self, tokens: Sequence[int], salt: str = "") -> PrefixMatch:
         """The longest reusable prefix, without pinning it and without counting it in the statistics.

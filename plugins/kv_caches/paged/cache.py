@@ -38,7 +38,7 @@ class PagedKVCache(KVCache):
     def __init__(self, num_pages: int, page_size: int, *, prefix_caching: bool = True) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self.prefix_caching = prefix_caching
+        self.prefix_caching = self.reuses = prefix_caching
         self._tables: dict[str, Table] = {}
         self._free = list(range(num_pages - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
