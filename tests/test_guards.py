@@ -182,8 +182,8 @@ def all_sources() -> list[Path]:
 
 
 def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A Triton kernel is one pass over its tile, and its arguments alone, one a line, fill forty."""
-    return any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    """A Triton or Gluon kernel is one pass over its tile, and its arguments alone, one a line, fill forty."""
+    return any("triton.jit" in (text := ast.unparse(d)) or "gluon.jit" in text for d in node.decorator_list)
 
 
 def test_files_and_functions_are_short() -> None:

@@ -1,0 +1,50 @@
+"""Multi-head latent attention for NVIDIA Hopper, written in Gluon."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from engine.hooks import hookimpl
+from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Layout, Mask, Offer, Options
+from engine.specs.attention import AttentionBackend, AttentionShape
+
+
+def build(options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend:
+    """The backend for one model; raises ValueError when the shape is none that its capabilities allow."""
+    from engine.plugins.attention.flashmla.backend import FlashMLA
+
+    return FlashMLA(shape, page_size, device)
+
+
+def missing(device: DeviceProfile) -> str | None:
+    """None on Hopper with Triton installed, else what is wrong."""
+    if device.kind == "cuda" and device.compute_capability and device.compute_capability >= (10, 0):
+        return "its kernels use instructions that only compute capability 9.0 (Hopper) has"
+    if device.here and find_spec("triton") is None:
+        return "the package triton is not installed; install torch with CUDA, which brings it"
+    return None
+
+
+@hookimpl
+def attention_backends() -> list[Offer[AttentionBackend]]:
+    """The one backend."""
+    return [
+        Offer(
+            name="flashmla",
+            summary="latent attention (MLA) in Gluon for Hopper: wgmma, TMA, warps with roles; bfloat16 and 8-bit rows",
+            build=build,
+            capabilities=Capabilities(
+                devices=frozenset({"cuda"}),
+                min_compute_capability=(9, 0),
+                dtypes=frozenset({"bfloat16"}),
+                kv_kinds=frozenset({KVKind.MLA}),
+                layouts=frozenset({Layout.LATENT, Layout.PACKED}),
+                page_sizes=frozenset({64}),
+                head_dims=frozenset({576}),
+                masks=frozenset({Mask.CAUSAL}),
+                flags=frozenset({Flag.GRAPH_SAFE, Flag.PACKED_ROWS}),
+            ),
+            available=missing,
+            rank=80,
+        )
+    ]
