@@ -34,7 +34,8 @@ class Mask(StrEnum):
 
     CAUSAL = "causal"
     SLIDING_WINDOW = "sliding_window"
-    TREE = "tree"
+    TREE = "tree"  # of new tokens
+    TREE_LEVELS = "tree_levels"  # a tree, some of whose nodes were stored by earlier steps
 
 
 class Flag(StrEnum):

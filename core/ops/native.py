@@ -35,6 +35,8 @@ class NativeOps(TorchOps):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         assert residual.is_contiguous(), "the residual must be contiguous"
+        if x.dim() > residual.dim():
+            return super().add_rms_norm(x, residual, weight, eps)
         return self._norm(x, weight, eps, residual.data_ptr())
 
     def _norm(self, x: Tensor, weight: Tensor, eps: float, residual: int) -> Tensor:
@@ -202,7 +204,7 @@ class AttentionWork:
     block_tables: Tensor
     slot_mapping: Tensor  # int64
     positions: Tensor  # int64
-    trees: Tensor | None  # int64 [R]: addresses of dense bool [q, q], 0 where there is none
+    trees: Tensor | None  # int64 [R, 2]: addresses of dense bool [q, m], 0 where there is none, and m
     stores: Tensor  # [n]: tokens whose KV must be stored before any item runs
     items: Tensor  # [n, 7]: request, first query, queries, first segment, segments, partial or -1, stores its own KV
     merges: Tensor  # [n, 5]: request, first query, queries, first partial, partials

@@ -27,7 +27,8 @@ typedef struct {
     int64_t request, kv_head, first_query, rows, group; /* group: query heads per KV head */
     int64_t past, length;                               /* keys before this step's, and with them */
     int64_t first_token;                                /* of the request, in the batch */
-    const uint8_t *tree;
+    const uint8_t *tree;                                /* [queries, length - drawn], or null */
+    int64_t drawn;                                      /* the first key that a tree's mask is about */
 } work;
 
 /* Running softmax of some rows: maximum, sum, and unnormalised output. */
@@ -52,15 +53,15 @@ INLINE int64_t end_visible(const work *w, int64_t query) {
     return w->tree ? w->length : w->past + query + 1;
 }
 
-/* Which of the 16 keys from `key` on, the first of which is not before `past - 15`, a query of a tree sees. */
+/* Which of the 16 keys from `key` on, the first of which is not before `drawn - 15`, a query of a tree sees. */
 static __mmask16 visible_in_tree(const work *w, int64_t query, int64_t key, __mmask16 lanes) {
-    const uint8_t *sees = w->tree + query * (w->length - w->past);
+    const uint8_t *sees = w->tree + query * (w->length - w->drawn);
     const int64_t *positions = w->plan->positions + w->first_token;
     for (int lane = 0; lane < LANES; lane++) {
-        const int64_t other = key + lane - w->past;
+        const int64_t other = key + lane - w->drawn, own = key + lane - w->past;
         if (other < 0) continue;
         const int inside = key + lane < w->length && sees[other] &&
-                           (!w->args->window || positions[other] > position_of(w, query) - w->args->window);
+                           (!w->args->window || own < 0 || positions[own] > position_of(w, query) - w->args->window);
         lanes = (__mmask16)((lanes & ~(1u << lane)) | ((unsigned)inside << lane));
     }
     return lanes;
@@ -180,7 +181,7 @@ INLINE __m512 scaled(const attention_plan *p, __m512 scores) {
 INLINE float soften(const int is_bf16, const work *w, int64_t query, int64_t chunk, int64_t count, float *scores,
                     bf16 *weights, float *max, float *sum) {
     const int64_t first = first_visible(w, query), end = end_visible(w, query);
-    const int whole = chunk >= first && chunk + count * LANES <= (w->tree ? w->past : end);
+    const int whole = chunk >= first && chunk + count * LANES <= (w->tree ? w->drawn : end);
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     __m512 top = nothing, total = _mm512_setzero_ps(), value[BLOCKS];
     for (int64_t b = 0; b < count; b++) {
@@ -188,7 +189,7 @@ INLINE float soften(const int is_bf16, const work *w, int64_t query, int64_t chu
         if (!whole) {
             const int64_t key = chunk + b * LANES;
             __mmask16 lanes = first_lanes(end - key) & (__mmask16)~first_lanes(first - key);
-            if (w->tree && key + LANES > w->past) lanes = visible_in_tree(w, query, key, lanes);
+            if (w->tree && key + LANES > w->drawn) lanes = visible_in_tree(w, query, key, lanes);
             value[b] = _mm512_mask_mov_ps(nothing, lanes, value[b]);
         }
         top = _mm512_max_ps(top, value[b]);
@@ -294,7 +295,8 @@ INLINE work work_of(const attention_plan *p, const attention_args *a, const int3
     w.length = p->seq_lens[w.request];
     w.first_token = p->query_start[w.request];
     w.past = w.length - (p->query_start[w.request + 1] - w.first_token);
-    w.tree = p->trees ? (const uint8_t *)p->trees[w.request] : 0;
+    w.tree = p->trees ? (const uint8_t *)p->trees[2 * w.request] : 0;
+    w.drawn = w.tree ? w.length - p->trees[2 * w.request + 1] : w.length;
     return w;
 }
 

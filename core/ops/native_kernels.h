@@ -77,7 +77,7 @@ typedef struct {
     const int32_t *query_start, *seq_lens, *block_tables;
     int64_t block_table_stride;
     const int64_t *slots, *positions;
-    const int64_t *trees;  /* per request the address of a dense bool [q, q], or 0; null when there is no tree */
+    const int64_t *trees;  /* [R, 2]: address of a dense bool [q, m], or 0, and m; null when there is no tree */
     const int32_t *stores; /* [num_stores]: tokens whose KV must be stored before any item runs */
     const int32_t *items;  /* [num_items, 7]: request, first query, queries, first segment, segments, partial or -1,
                               whether the item stores the KV of its queries itself */

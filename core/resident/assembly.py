@@ -58,9 +58,10 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
         EngineError: it can't be built, or can't draft for this model.
     """
     section, size = composition.config, composition.config.kv_cache.page_size
-    trees = Mask.TREE in composition.choices["attention"].core.capabilities.masks and _moves(backend, (), size)
+    masks = composition.choices["attention"].core.capabilities.masks
+    trees = Mask.TREE in masks and _moves(backend, (), size) is not None
     if (choice := composition.choices.get("speculator")) is None:
-        return Speculation(speculator=None, resident=None, trees=bool(trees))
+        return Speculation(speculator=None, resident=None, trees=trees)
     slots = section.scheduler.max_running
     speculator: AnySpeculator = choice.build(profile=composition.profile, max_running=slots)
     resident = None
@@ -73,15 +74,19 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
             device=composition.device,
             page_size=size,
             max_draft=section.speculator.max_draft,
-            trees=bool(trees),
+            trees=trees and Mask.TREE_LEVELS in masks,
             tokenizer=lambda: composition.choices["loader"].build().tokenizer(composition.model_path),
             open_model=opener(composition, registry),
             find=lambda source: find_files(source, registry, lambda share, words: None, "its source").path,
         )
         resident = plan_resident(
-            choice.name, speculator, checkpoint, lambda shape: draft_attention(shape, composition, registry), slots
+            choice.name,
+            speculator,
+            checkpoint,
+            lambda shape: draft_attention(shape, composition, registry, trees=checkpoint.trees),
+            slots,
         )
-    return Speculation(speculator=speculator, resident=resident, trees=bool(trees))
+    return Speculation(speculator=speculator, resident=resident, trees=trees)
 
 
 def _moves(backend: AttentionBackend, pool: KVPool, page_size: int) -> KVMoves | None:
@@ -96,7 +101,9 @@ def moves_of(speculation: Speculation, backend: AttentionBackend, pool: KVPool, 
     return _moves(backend, pool, page_size) if speculation.trees and speculation.speculator else None
 
 
-def draft_attention(shape: AttentionShape, composition: Composition, registry: Registry) -> AttentionBackend:
+def draft_attention(
+    shape: AttentionShape, composition: Composition, registry: Registry, *, trees: bool
+) -> AttentionBackend:
     """A backend for a resident's layers: the target's kind if it can, else the best that fits.
 
     Raises:
@@ -104,7 +111,7 @@ def draft_attention(shape: AttentionShape, composition: Composition, registry: R
         CompositionError: no installed backend fits.
     """
     device, page_size = composition.device, composition.config.kv_cache.page_size
-    windowed = {Mask.SLIDING_WINDOW} if any(shape.windows) else set()
+    masks = {Mask.CAUSAL} | ({Mask.SLIDING_WINDOW} if any(shape.windows) else set())
     needs = Needs(
         device=device.kind,
         compute_capability=device.compute_capability,
@@ -112,7 +119,7 @@ def draft_attention(shape: AttentionShape, composition: Composition, registry: R
         kv_kind=shape.kind,
         page_size=page_size,
         head_dim=shape.head_dim,
-        masks=frozenset({Mask.CAUSAL} | windowed),
+        masks=frozenset(masks | ({Mask.TREE, Mask.TREE_LEVELS} if trees else set())),
     )
     choice = composition.choices["attention"]
     if unmet(choice.core.capabilities, needs):

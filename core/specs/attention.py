@@ -95,8 +95,8 @@ class AttentionBatch:
     """Whether several decodes may begin with the same pages. False spares a backend the search."""
     tree_masks: dict[int, Tensor] | None = None
     """Request index -> bool [q, m], m >= q: which of the last m tokens, its own new ones at the end, each new token
-    sees; all before those are seen. Absent means causal. m is q when drafts are verified; it is more while a resident
-    drafts a tree level by level, and then no window is in effect."""
+    sees; all before those are seen. Absent means causal. m is q for a backend that claims `tree` alone; for one that
+    claims `tree_levels` it may be more, and then there is no window."""
 
 
 class AttentionBackend(ABC):

@@ -122,7 +122,7 @@ class Checkpoint:
     device: DeviceProfile
     page_size: int
     max_draft: int  # most draft tokens of one request and step
-    trees: bool  # trees can be verified here; if not, draft chains
+    trees: bool  # trees can be drafted and verified here; if not, draft chains
     tokenizer: Callable[[], Tokenizer]
     open_model: Callable[[str], OtherModel]
     """Finds another model by what `model.source` would say; raises EngineError with a sentence."""

@@ -328,6 +328,20 @@ class AttentionConformance(OfferConformance):
         self.close(bench, torch.cat(parts, dim=1), whole)
 
     @QUICK
+    @proves("masks:tree_levels")
+    def test_tree_level_by_level(self) -> None:
+        """Nodes of two trees come in three steps, beside a decode: each sees the past, its ancestors and itself."""
+        bench = self.bench(self.shape(), masks=frozenset({Mask.TREE_LEVELS}))
+        bench.step({"a": 17, "b": 300, "c": 9})
+        a, b = _tree([None, None, None, 0, 0, 2, 3, 5, 5]), _tree([None, None, 0, 0, 1, 1, 4, 3, 2])
+        for first, last in ((0, 3), (3, 6), (6, 9)):
+            trees = {"a": a[first:last, :last]}
+            if last != 3:  # b's first two levels come at once
+                start = 0 if last == 6 else 6
+                trees["b"] = b[start:last, :last]
+            self.play(bench, [{name: len(tree) for name, tree in trees.items()} | {"c": 1}], trees)
+
+    @QUICK
     def test_neighbours_change_nothing(self) -> None:
         """A request alone and among others, whose values are huge."""
         (alone,) = self.play(self.bench(self.shape()), [{"a": 40}])

@@ -117,7 +117,7 @@ class Bench:
             packed = PackedRows(shape)
             k = packed.unpack(packed.pack(k))  # which packing again leaves as it is
         v = k[..., : shape.v_head_dim] if shape.kind is KVKind.MLA else draw("v", shape.kv_heads, shape.v_head_dim)
-        depth = torch.arange(count) if tree is None else tree.sum(1) - 1
+        depth = torch.arange(count) if tree is None else tree.sum(1) - 1 + count - tree.shape[1]
         fresh = (q, k, v)
         if done:
             old = self.history[name]
@@ -186,7 +186,7 @@ class Bench:
         total = len(k)
         sees = torch.ones(total, total, dtype=torch.bool).tril()[-count:]
         if tree is not None:
-            sees[:, -count:] = tree
+            sees[:, -tree.shape[1] :] = tree
         if window is not None:
             where = self.positions[name]
             sees &= where[None, :] > where[-count:, None] - window

@@ -30,7 +30,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 layouts=frozenset({Layout.SPLIT}),
                 page_sizes=frozenset(range(16, 1025, 16)),
                 head_dims=frozenset(range(16, 513, 16)),
-                masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
+                masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE, Mask.TREE_LEVELS}),
                 flags=frozenset({Flag.SOFTCAP}),
             ),
             available=missing,

@@ -121,10 +121,11 @@ class CpuAttention(AttentionBackend):
 
 
 def _addresses(trees: dict[int, Tensor], requests: int) -> Tensor:
-    found = torch.zeros(requests, dtype=torch.int64)
+    """Where the masks lie and how wide they are, int64 [R, 2]."""
+    found = np.zeros((requests, 2), dtype=np.int64)
     for request, tree in trees.items():
-        found[request] = tree.data_ptr()
-    return found
+        found[request] = tree.data_ptr(), tree.shape[1]
+    return torch.from_numpy(found)
 
 
 __all__ = ["CpuAttention"]

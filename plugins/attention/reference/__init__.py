@@ -38,7 +38,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 dtypes=frozenset({"float32", "bfloat16", "float16"}),
                 kv_kinds=frozenset(KVKind),
                 layouts=frozenset(Layout),
-                masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
+                masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE, Mask.TREE_LEVELS}),
                 flags=frozenset({Flag.SOFTCAP, Flag.PACKED_ROWS}),
             ),
             rank=-100,

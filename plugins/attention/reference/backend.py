@@ -116,10 +116,11 @@ class ReferenceAttention(AttentionBackend):
     def _tree(self, batch: AttentionBatch, rows: slice, requests: slice, past: int, tree: Tensor) -> Group:
         """New tokens see the past and what the tree says; distances are those of positions, which siblings share."""
         length = past + tree.shape[0]
+        drawn = length - tree.shape[1]
         pages, index = self._keys(batch, requests, length)
         new = batch.positions[rows]
-        sees = (index < past).expand(len(tree), -1).clone()
-        sees[:, past:length] = tree
+        sees = (index < drawn).expand(len(tree), -1).clone()
+        sees[:, drawn:length] = tree
         where = index.clone()
         where[past:length] = new
         masks = {w: (sees if w is None else sees & (where > new[:, None] - w))[None] for w in self.windows}
