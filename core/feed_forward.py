@@ -37,7 +37,7 @@ class RoutedExperts:
     experts: Experts
 
     def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """[T, hidden] -> what `Ops.add_rms_norm` adds: [T, hidden], or its parts [T, parts, hidden]."""
         return self.experts(x, *ops.route(x, self.router, self.correction, self.rule), ops)
 
     def weight_bytes(self) -> int:

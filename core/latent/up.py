@@ -12,6 +12,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from engine.ops import Ops
+from engine.ops.reference import TorchOps
+
 
 class Expanded(NamedTuple):
     """Keys and values of n rows. The rotary part of a key is the row's own, for all heads."""
@@ -28,29 +31,28 @@ class LatentUp:
     weight: Tensor  # [heads * (nope + value), latent], keys of all heads first
     key: Tensor  # [heads, nope, latent]
     value: Tensor  # [heads, value, latent]
+    ops: Ops = TorchOps()  # noqa: RUF009 (it holds nothing)
 
     @classmethod
-    def of(cls, heads: Tensor, nope: int) -> Self:
+    def of(cls, heads: Tensor, nope: int, ops: Ops | None = None) -> Self:
         """From [heads, nope + value, latent], as a checkpoint has it."""
         count, width, latent = heads.shape
         key, value = heads.split_with_sizes((nope, width - nope), 1)
         weight = torch.cat((key.reshape(-1, latent), value.reshape(-1, latent)))
         key, value = weight.split_with_sizes((count * nope, count * (width - nope)))
-        return cls(weight, key.view(count, nope, latent), value.view(count, -1, latent))
+        return cls(weight, key.view(count, nope, latent), value.view(count, -1, latent), ops or TorchOps())
 
     def to(self, device: torch.device) -> Self:
         """The same in another place."""
-        return type(self)(*(part.to(device) for part in (self.weight, self.key, self.value)))
+        return type(self)(*(part.to(device) for part in (self.weight, self.key, self.value)), self.ops)
 
     def absorb(self, queries: Tensor) -> Tensor:
         """[T, heads, nope + rope] -> [T, heads, latent + rope], which meet rows as they are stored."""
-        nope = self.key.shape[1]
-        fixed = torch.bmm(queries[..., :nope].transpose(0, 1), self.key).transpose(0, 1)
-        return torch.cat((fixed, queries[..., nope:]), -1)
+        return self.ops.absorb(queries, self.key)
 
     def mixed(self, latents: Tensor) -> Tensor:
         """Weighted sums of latents [T, heads, latent] -> those of values [T, heads, value]."""
-        return torch.bmm(latents.transpose(0, 1), self.value.transpose(1, 2)).transpose(0, 1)
+        return self.ops.lift(latents, self.value)
 
     def expand(self, rows: Tensor) -> Expanded:
         """Rows [n, latent + rope] -> keys and values, strided views into one product."""

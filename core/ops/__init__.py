@@ -27,7 +27,10 @@ class Ops(ABC):
 
     @abstractmethod
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual += x in place; returns rms_norm(residual, weight, eps)."""
+        """residual += x in place; returns rms_norm(residual, weight, eps).
+
+        x is [T, width], or [T, parts, width] whose parts are summed first, in float32 and in order.
+        """
 
     @abstractmethod
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -50,10 +53,29 @@ class Ops(ABC):
 
     @abstractmethod
     def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
-        """The weighted sum of the outputs of each token's experts, [T, hidden]: down(silu(gate x) * up x).
+        """The weighted sum of the outputs of each token's experts, down(silu(gate x) * up x).
 
-        ids and weights are as `route` gives them; `gate_up` holds the rows of gate, then those of up.
+        [T, hidden], or [T, parts, hidden] whose parts are still to be summed, as `add_rms_norm` does. ids and weights
+        are as `route` gives them; `gate_up` holds the rows of gate, then those of up.
         """
+
+    @abstractmethod
+    def latent_rows(
+        self, queries: Tensor, made: Tensor, norm: Tensor, eps: float, positions: Tensor, cos_sin: Tensor
+    ) -> Tensor:
+        """The rows that latent attention stores, [T, latent + R]: the latent normed, the key behind it rotated.
+
+        made [T, latent + R] is what was projected, norm [latent]. The last R elements of each head of queries
+        [T, H, D] rotate in place. `cos_sin` as for `rope`.
+        """
+
+    @abstractmethod
+    def absorb(self, queries: Tensor, key: Tensor) -> Tensor:
+        """queries [T, H, nope + R] and key [H, nope, latent] -> [T, H, latent + R], which meet rows as stored."""
+
+    @abstractmethod
+    def lift(self, latents: Tensor, value: Tensor) -> Tensor:
+        """Weighted sums of latents [T, H, latent] and value [H, V, latent] -> those of values, [T, H, V]."""
 
 
 def select(device: DeviceProfile, dtype: torch.dtype) -> Ops:

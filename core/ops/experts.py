@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from engine.ops import Ops
 from engine.routing import Routing
 from engine.specs.quantization import Experts, Linear
 from engine.specs.weight_loader import WeightSource
+
+GRAIN: Final = 16
+"""Kernels multiply runs of so many columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,31 @@ def stack(source: WeightSource, names: Sequence[Sequence[str]], dtype: torch.dty
     return Stack(values)
 
 
+def stack_scaled(source: WeightSource, names: Sequence[Sequence[str]], device: torch.device | None) -> Stack | None:
+    """The same in FP8 with its scales; None where some matrix isn't stored so, begins in a block or is cut too fine."""
+    first = [source.scaled(name) for name in names[0]]
+    sides = {part.side for part in first if part is not None}
+    if None in first or len(sides) != 1:
+        return None
+    (side,) = sides
+    heights = [len(part.values) for part in first if part is not None]
+    width = source.shape(names[0][0])[1]
+    if any(height % side for height in heights[:-1]) or width % GRAIN or side % GRAIN:
+        return None
+    values = torch.empty(len(names), sum(heights), width, dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.empty(len(names), -(-sum(heights) // side), -(-width // side), device=device)
+    for expert, one in enumerate(names):
+        row = 0
+        for name in one:
+            part = source.scaled(name)
+            if part is None or part.side != side:
+                return None
+            values[expert, row : row + len(part.values)] = part.values
+            scales[expert, row // side :][: len(part.scales)] = part.scales
+            row += len(part.values)
+    return Stack(values, scales, side)
+
+
 def route(x: Tensor, weight: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
     """Choose experts for the tokens x [T, hidden]: ids int64 [T, rule.taken] and their weights float32 [T, rule.taken].
 
@@ -164,4 +193,5 @@ __all__ = [
     "mix_stacks",
     "route",
     "stack",
+    "stack_scaled",
 ]

@@ -6,6 +6,7 @@ tokens alone, never on where the router sends them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from engine.ops.dependent import EARLY
 from engine.ops.experts import Stack
-from engine.ops.triton_experts import grouped, total
+from engine.ops.triton_experts import EACH, SORTED, WHOLE, grouped
 from engine.ops.triton_routing import arrange, choose
 from engine.routing import Routing
 
@@ -52,7 +53,7 @@ class Order:
     rows: Tensor  # int32 [blocks, slots of a block]
     owners: Tensor  # int32 [blocks]
     ids: Tensor  # int32 [slots]
-    arranged: bool
+    kind: int  # EACH, SORTED or WHOLE
 
 
 class Router:
@@ -70,9 +71,9 @@ class Router:
         groups_pad, size_pad = triton.next_power_of_2(rule.groups), triton.next_power_of_2(size)
         if groups_pad * size_pad < 16:  # what the tensor cores' product needs at least
             size_pad = 16 // groups_pad
-        depth = min(128, max(16, triton.next_power_of_2(hidden)))
-        split = max(1, min(8, hidden // (2 * depth))) if tiles <= 16 else 1
         wide = groups_pad * size_pad
+        depth = min(128 if wide <= 64 else 64, max(16, triton.next_power_of_2(hidden)))
+        split = max(1, min(8, hidden // (2 * depth))) if tiles <= 16 else 1
         partials = torch.empty(tiles * split * CHOOSERS * wide if split > 1 else 1, device=x.device)
         choose[(tiles, split)](
             x,
@@ -100,7 +101,7 @@ class Router:
             SIGMOID=rule.scoring == "sigmoid",
             CORRECTED=correction is not None,
             NORMALIZE=rule.normalize,
-            PRECISION=_precision(x),
+            PRECISION=precision(x),
             EARLY=EARLY,
             num_warps=4,
             num_stages=3,
@@ -110,18 +111,31 @@ class Router:
 
 
 def mix(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
-    """See `Ops.mix`; ids int32 [T, taken], dense. What the experts make is rounded to x's dtype before it is summed."""
+    """See `Ops.mix`; ids int32 [T, taken], dense. The parts [T, taken, hidden] are what is not summed yet."""
     tokens, taken = ids.shape
     experts, width, inner = down.values.shape
     cut = choose_cut(tokens, taken, experts)
     order = _arrange(ids, experts, cut.block)
     active = torch.empty(tokens * taken, inner, dtype=x.dtype, device=x.device)
-    made = torch.empty(tokens * taken, width, dtype=x.dtype, device=x.device)
+    made = torch.empty(tokens, taken, width, dtype=x.dtype, device=x.device)
     _multiply(x, gate_up, active, order, cut.block, cut.up, share=taken, gated=True)
-    _multiply(active, down, made, order, cut.block, cut.down, factors=weights)
-    out = torch.empty_like(x)
-    total[(tokens, triton.cdiv(width, 1024))](made, out, width, SHARE=taken, BLOCK=1024, EARLY=EARLY, launch_pdl=EARLY)
-    return out
+    _multiply(active, down, made.view(-1, width), order, cut.block, cut.down, factors=weights)
+    return made
+
+
+def multiply_scaled(x: Tensor, weight: Stack, *, gated: bool = False) -> Tensor:
+    """x W^T, [T, in] -> [T, out], for a stack of one matrix; `gated` as in `Linear.gated`.
+
+    Values are converted in registers and sums multiplied by the scales in float32, so that nothing is rounded but x,
+    as it came, and the result.
+    """
+    tokens, out = x.shape[0], weight.values.shape[1]
+    y = torch.empty(tokens, out // 2 if gated else out, dtype=x.dtype, device=x.device)
+    cut = choose_cut(tokens, 1, 1)
+    blocks = triton.cdiv(tokens, cut.block)
+    order = Order(blocks, x, x, x, WHOLE.value)  # of which nothing is read
+    _multiply(x, weight, y, order, cut.block, cut.up, gated=gated)
+    return y
 
 
 def choose_cut(tokens: int, taken: int, experts: int) -> Cut:
@@ -139,11 +153,11 @@ def choose_cut(tokens: int, taken: int, experts: int) -> Cut:
 def _arrange(ids: Tensor, experts: int, block: int) -> Order:
     slots, device = ids.numel(), ids.device
     if ids.shape[0] == 1:
-        return Order(slots, ids, ids, ids, arranged=False)
+        return Order(slots, ids, ids, ids, EACH.value)
     blocks = min(slots, experts + slots // block)
     rows = torch.empty(blocks, block, dtype=torch.int32, device=device)
     owners = torch.empty(blocks, dtype=torch.int32, device=device)
-    chunk = min(2048, max(16, triton.next_power_of_2(slots)))
+    chunk = min(8192, max(16, triton.next_power_of_2(slots)))
     arrange[(experts,)](
         ids,
         rows,
@@ -154,10 +168,10 @@ def _arrange(ids: Tensor, experts: int, block: int) -> Order:
         BLOCK=block,
         CHUNK=chunk,
         EARLY=EARLY,
-        num_warps=4,
+        num_warps=4 if chunk <= 2048 else 8,
         launch_pdl=EARLY,
     )
-    return Order(blocks, rows, owners, ids, arranged=True)
+    return Order(blocks, rows, owners, ids, SORTED.value)
 
 
 def _multiply(
@@ -174,9 +188,11 @@ def _multiply(
 ) -> None:
     _, n, k = weight.values.shape
     scaled = weight.scales is not None
-    depth = next(size for size in (cut.depth, 64, 32, 16, 8, 4, 2, 1) if k % size == 0 and size <= cut.depth)
+    depth = next((size for size in (cut.depth, 64, 32, 16) if size <= cut.depth and k % size == 0), None)
+    if depth is None:
+        raise ValueError(f"a weight of {k} columns can't be multiplied on CUDA here; columns come in multiples of 16")
     if scaled:
-        depth = min(depth, weight.side)
+        depth = math.gcd(depth, weight.side)
     grouped[(triton.cdiv(n, cut.rows), order.blocks)](
         x,
         weight.values,
@@ -195,12 +211,12 @@ def _multiply(
         DEPTH=depth,
         SHARE=share,
         GATED=gated,
-        SORTED=order.arranged,
+        ORDER=order.kind,
         WEIGHTED=factors is not None,
         SCALED=scaled,
         SIDE=weight.side,
         ONCE=block <= 32,
-        PRECISION=_precision(x),
+        PRECISION=precision(x),
         STAGES=cut.stages,
         EARLY=EARLY,
         num_warps=cut.warps,
@@ -208,8 +224,9 @@ def _multiply(
     )
 
 
-def _precision(x: Tensor) -> str:
+def precision(x: Tensor) -> str:
+    """Of the products of x: float32 is multiplied as such."""
     return "ieee" if x.dtype is torch.float32 else "tf32"
 
 
-__all__ = ["Cut", "Router", "Tiling", "choose_cut", "mix"]
+__all__ = ["Cut", "Router", "Tiling", "choose_cut", "mix", "precision"]

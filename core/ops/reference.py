@@ -20,7 +20,7 @@ class TorchOps(Ops):
         return weight * wide.to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        residual += x
+        residual += x if x.dim() == residual.dim() else x.float().sum(1).to(x.dtype)
         return self.rms_norm(residual, weight, eps)
 
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -35,6 +35,22 @@ class TorchOps(Ops):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def latent_rows(
+        self, queries: Tensor, made: Tensor, norm: Tensor, eps: float, positions: Tensor, cos_sin: Tensor
+    ) -> Tensor:
+        rotary = cos_sin.shape[1]
+        latent, key = made.split_with_sizes((made.shape[1] - rotary, rotary), -1)
+        self.rope(queries[..., -rotary:], key[:, None], positions, cos_sin)
+        return torch.cat((self.rms_norm(latent, norm, eps), key), -1)
+
+    def absorb(self, queries: Tensor, key: Tensor) -> Tensor:
+        nope = key.shape[1]
+        fixed = torch.bmm(queries[..., :nope].transpose(0, 1), key).transpose(0, 1)
+        return torch.cat((fixed, queries[..., nope:]), -1)
+
+    def lift(self, latents: Tensor, value: Tensor) -> Tensor:
+        return torch.bmm(latents.transpose(0, 1), value.transpose(1, 2)).transpose(0, 1)
 
     def route(self, x: Tensor, router: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
         return route(x, router, correction, rule)

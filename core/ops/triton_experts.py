@@ -12,6 +12,13 @@ import triton.language as tl
 
 from engine.ops.dependent import begin, wait
 
+EACH = tl.constexpr(0)
+"""Block b is slot b alone."""
+SORTED = tl.constexpr(1)
+"""Blocks are those of `arrange`."""
+WHOLE = tl.constexpr(2)
+"""All slots are the first expert's, in order."""
+
 
 @triton.jit
 def _part(acc, weight, columns, scale, start, SCALED: tl.constexpr, SIDE: tl.constexpr, PRECISION: tl.constexpr):
@@ -43,7 +50,7 @@ def grouped(
     DEPTH: tl.constexpr,
     SHARE: tl.constexpr,
     GATED: tl.constexpr,
-    SORTED: tl.constexpr,
+    ORDER: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
     SIDE: tl.constexpr,
@@ -56,8 +63,8 @@ def grouped(
 
     x [., k] with rows x_row apart, weight [experts, n, k] dense, k a multiple of DEPTH. With GATED, W is n / 2 rows of
     gates above as many others, and y [slots, n / 2] is silu(gate) times other, else y is [slots, n]; with WEIGHTED it
-    is multiplied by factors float32 [slots]. With SORTED, blocks are those of `arrange`; else block b is slot b alone,
-    and ids int32 [slots] says its expert. With SCALED, each SIDE x SIDE block of the weight has a factor in scales
+    is multiplied by factors float32 [slots]. What a block is says ORDER, and ids int32 [slots] the expert of a slot
+    for EACH. With SCALED, each SIDE x SIDE block of the weight has a factor in scales
     float32 [experts, ceil(n / SIDE), ceil(k / SIDE)], and DEPTH divides SIDE. ONCE: the weight isn't read again soon.
     """
     begin(EARLY)
@@ -75,16 +82,20 @@ def grouped(
     t = tl.arange(0, BLOCK)
     at = tl.arange(0, DEPTH)
     wait(EARLY)
-    if SORTED:
+    if ORDER == SORTED:
         expert = tl.load(owners + block)
         if expert < 0:
             return
         slot = tl.load(rows + block * BLOCK + t)
         is_slot = slot >= 0
-    else:
+    elif ORDER == EACH:
         expert = tl.load(ids + block)
         slot = block + t * 0
         is_slot = t == 0
+    else:
+        expert = tl.cast(0, tl.int32)
+        slot = block * BLOCK + t
+        is_slot = slot < slots
     inputs = x + (slot // SHARE).to(tl.int64)[None, :] * x_row + at[:, None]
     weights = weight + expert.to(tl.int64) * n * k + row.to(tl.int64)[:, None] * k + at[None, :]
     across = tl.cdiv(k, SIDE)
@@ -109,17 +120,4 @@ def grouped(
         tl.store(to, acc.to(y.dtype.element_ty), mask=is_row[:, None] & is_slot[None, :])
 
 
-@triton.jit
-def total(parts, y, width, SHARE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """y[token] = the sum of its SHARE rows of parts [tokens * SHARE, width], in order, in float32; (token, tile)."""
-    begin(EARLY)
-    wait(EARLY)
-    token = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros([BLOCK], tl.float32)
-    for part in tl.static_range(SHARE):
-        acc += tl.load(parts + (token * SHARE + part) * width + i, mask=i < width, other=0.0).to(tl.float32)
-    tl.store(y + token * width + i, acc.to(y.dtype.element_ty), mask=i < width)
-
-
-__all__ = ["grouped", "total"]
+__all__ = ["EACH", "SORTED", "WHOLE", "grouped"]

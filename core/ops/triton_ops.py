@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.ops import Ops, grouped
 from engine.ops.dependent import EARLY, begin, wait
 from engine.ops.experts import Stack
+from engine.ops.triton_latent import absorb, latent_rows, lift
 from engine.routing import Routing
 
 
@@ -31,9 +32,13 @@ def _rms_norm(
     eps,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
+    PARTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One row a program; with ADD, residual (dense) += x first and the sum is normed."""
+    """One row a program; with ADD, residual (dense) += x first and the sum is normed.
+
+    With PARTS, a row of x is the sum of so many, x_inner apart.
+    """
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = x + (row // inner) * x_row + (row % inner) * x_inner
@@ -42,6 +47,11 @@ def _rms_norm(
     scale = tl.load(weight + i, mask=here, other=0.0)
     wait(EARLY)
     values = tl.load(at + i, mask=here, other=0.0)
+    if PARTS > 1:
+        summed = values.to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            summed += tl.load(at + part * x_inner + i, mask=here, other=0.0).to(tl.float32)
+        values = summed.to(values.dtype)
     if ADD:
         before = tl.load(residual + row * width + i, mask=here, other=0.0)
         values = (before.to(tl.float32) + values.to(tl.float32)).to(before.dtype)
@@ -123,8 +133,9 @@ class TritonOps(Ops):
 
     @staticmethod
     def _norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, add: bool) -> Tensor:
-        shape, width = x.shape, x.shape[-1]
-        inner, inner_stride = (1, 0) if x.dim() == 2 else (shape[1], x.stride(1))
+        shape, width = residual.shape, x.shape[-1]
+        parts = x.shape[1] if x.dim() > residual.dim() else 1
+        inner, inner_stride = (1, x.stride(1)) if residual.dim() == 2 else (shape[1], x.stride(1))
         y = torch.empty(shape, dtype=x.dtype, device=x.device)
         padded = triton.next_power_of_2(width)
         warps = 1 if padded <= 256 else 4 if padded <= 2048 else 8
@@ -140,6 +151,7 @@ class TritonOps(Ops):
             eps,
             WIDTH=padded,
             ADD=add,
+            PARTS=parts,
             EARLY=EARLY,
             num_warps=warps,
             launch_pdl=EARLY,
@@ -173,6 +185,82 @@ class TritonOps(Ops):
         )
         return y
 
+    def latent_rows(
+        self, queries: Tensor, made: Tensor, norm: Tensor, eps: float, positions: Tensor, cos_sin: Tensor
+    ) -> Tensor:
+        tokens, heads, _ = queries.shape
+        rotary, width = cos_sin.shape[1], made.shape[1]
+        rows = torch.empty(tokens, width, dtype=made.dtype, device=made.device)
+        latent_rows[(tokens,)](
+            queries[..., -rotary:],
+            made,
+            norm,
+            positions,
+            cos_sin,
+            rows,
+            *queries.stride()[:2],
+            made.stride(0),
+            heads,
+            eps,
+            HEADS=triton.next_power_of_2(heads),
+            LATENT=width - rotary,
+            LATENT_PAD=triton.next_power_of_2(width - rotary),
+            HALF=rotary // 2,
+            HALF_PAD=triton.next_power_of_2(rotary // 2),
+            EARLY=EARLY,
+            launch_pdl=EARLY,
+        )
+        return rows
+
+    def absorb(self, queries: Tensor, key: Tensor) -> Tensor:
+        tokens, heads, width = queries.shape
+        _, nope, latent = key.shape
+        y = torch.empty(tokens, heads, latent + width - nope, dtype=queries.dtype, device=queries.device)
+        tile = _token_tile(tokens)
+        absorb[(triton.cdiv(latent, 128), heads, triton.cdiv(tokens, tile))](
+            queries,
+            key,
+            y,
+            tokens,
+            *queries.stride()[:2],
+            heads,
+            NOPE=nope,
+            NOPE_PAD=max(16, triton.next_power_of_2(nope)),
+            LATENT=latent,
+            ROPE=width - nope,
+            ROPE_PAD=triton.next_power_of_2(width - nope),
+            TOKENS=tile,
+            COLUMNS=128,
+            PRECISION=grouped.precision(queries),
+            EARLY=EARLY,
+            launch_pdl=EARLY,
+        )
+        return y
+
+    def lift(self, latents: Tensor, value: Tensor) -> Tensor:
+        tokens, heads, latent = latents.shape
+        width = value.shape[1]
+        y = torch.empty(tokens, heads, width, dtype=latents.dtype, device=latents.device)
+        tile = _token_tile(tokens)
+        lift[(triton.cdiv(width, 32), heads, triton.cdiv(tokens, tile))](
+            latents,
+            value,
+            y,
+            tokens,
+            *latents.stride()[:2],
+            heads,
+            LATENT=latent,
+            LATENT_PAD=max(16, triton.next_power_of_2(latent)),
+            WIDTH=width,
+            TOKENS=tile,
+            COLUMNS=32,
+            PRECISION=grouped.precision(latents),
+            EARLY=EARLY,
+            num_warps=4 if tile <= 32 else 8,
+            launch_pdl=EARLY,
+        )
+        return y
+
     def route(self, x: Tensor, router: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
         if x.device not in self._routers:
             self._routers[x.device] = grouped.Router(x.device)
@@ -180,6 +268,10 @@ class TritonOps(Ops):
 
     def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
         return grouped.mix(x, ids, weights, gate_up, down)
+
+
+def _token_tile(tokens: int) -> int:
+    return 16 if tokens <= 16 else 32 if tokens <= 32 else 64
 
 
 __all__ = ["TritonOps"]

@@ -61,7 +61,7 @@ class Experts(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
-        """The weighted sum of each token's experts: x, ids and weights as for `Ops.mix` -> [T, hidden] in x's dtype."""
+        """The weighted sum of each token's experts, in x's dtype: arguments and result as those of `Ops.mix`."""
 
     @abstractmethod
     def weight_bytes(self) -> int:

@@ -51,6 +51,11 @@ def stacks(experts: int) -> tuple[Stack, Stack]:
     return Stack(gate_up), Stack(half(draw(experts, HIDDEN, INNER, size=INNER**-0.5)))
 
 
+def whole(parts: Tensor) -> Tensor:
+    """The sum that `add_rms_norm` makes of parts [T, parts, hidden]."""
+    return parts.float().sum(1).to(parts.dtype)
+
+
 def sets(ids: Tensor, weights: Tensor) -> list[list[tuple[int, float]]]:
     """Each token's choices in the order of the experts; the order of equal ones is not promised."""
     return [sorted(zip(*pair, strict=True)) for pair in zip(ids.tolist(), weights.tolist(), strict=True)]
@@ -101,11 +106,43 @@ def test_the_same_sums_come_out(name: str, tokens: int) -> None:
     gate_up, down = stacks(rule.experts + rule.always)
     ops = TritonOps()
     ids, weights = ops.route(x, router, draw(rule.experts).to(DEVICE) if rule.corrected else None, rule)
-    got = ops.mix(x, ids, weights, gate_up, down)
+    got = whole(ops.mix(x, ids, weights, gate_up, down))
     want = TorchOps().mix(x.float(), ids, weights, *(Stack(one.values.float()) for one in (gate_up, down)))
     assert got.dtype is x.dtype
     torch.testing.assert_close(got.float(), want, atol=2e-2, rtol=2e-2)
-    assert torch.equal(got, ops.mix(x, ids, weights, gate_up, down)), "two runs, the same bits"
+    assert torch.equal(got, whole(ops.mix(x, ids, weights, gate_up, down))), "two runs, the same bits"
+
+
+def scaled(experts: int, rows: int, columns: int) -> Stack:
+    """FP8 with a scale for each block of 16 x 16, the last ones cut off."""
+    values = (draw(experts, rows, columns) * 8).to(torch.float8_e4m3fn).to(DEVICE)
+    scales = torch.rand(experts, -(-rows // 16), -(-columns // 16), generator=torch.Generator().manual_seed(2))
+    return Stack(values, (scales * columns**-0.5 / 8).to(DEVICE), 16)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_fp8_is_multiplied_as_it_is_stored(tokens: int) -> None:
+    rule = Routing(**RULES["qwen3"])
+    x, router = half(draw(tokens, HIDDEN)), half(draw(rule.experts, HIDDEN))
+    gate_up, down = scaled(rule.experts, 2 * INNER, HIDDEN), scaled(rule.experts, HIDDEN, INNER)
+    ids, weights = TritonOps().route(x, router, None, rule)
+    got = whole(TritonOps().mix(x, ids, weights, gate_up, down))
+    want = TorchOps().mix(x.float(), ids, weights, gate_up, down)
+    torch.testing.assert_close(got.float(), want, atol=5e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_one_matrix_in_fp8(tokens: int) -> None:
+    x, weight = half(draw(tokens, 96)), scaled(1, 70, 96)
+    want = x.float() @ weight.dense(0, torch.float32).T
+    torch.testing.assert_close(grouped.multiply_scaled(x, weight).float(), want, atol=5e-3, rtol=2e-3)
+    gated = grouped.multiply_scaled(x, weight, gated=True).float()
+    torch.testing.assert_close(gated, TorchOps().silu_mul(want), atol=1e-2, rtol=1e-2)
+
+
+def test_odd_widths_are_refused() -> None:
+    with pytest.raises(ValueError, match="a weight of 24 columns"):
+        grouped.multiply_scaled(half(draw(1, 24)), Stack(half(draw(1, 16, 24))))
 
 
 def test_blocks_hold_every_slot_once_beside_its_like() -> None:

@@ -47,6 +47,13 @@ def test_rms_norm_of_heads_in_a_merged_projection(dtype: torch.dtype) -> None:
         check(TritonOps().rms_norm(heads, weight, 1e-6), TorchOps().rms_norm(heads, weight, 1e-6))
 
 
+def test_parts_are_summed_before_they_are_added(dtype: torch.dtype) -> None:
+    x, weight, ours = draw(dtype, 3, 4, 96), draw(dtype, 96), draw(dtype, 3, 96)
+    theirs = ours.clone()
+    check(TritonOps().add_rms_norm(x, ours, weight, 1e-5), TorchOps().add_rms_norm(x, theirs, weight, 1e-5))
+    check(ours, theirs)
+
+
 def test_add_rms_norm_adds_to_the_residual(dtype: torch.dtype) -> None:
     x, weight = draw(dtype, 5, 576), draw(dtype, 576)
     ours, theirs = draw(dtype, 5, 577)[:, 1:].contiguous(), draw(dtype, 5, 577)[:, 1:].contiguous()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.latent.up import LatentUp
@@ -37,12 +36,11 @@ class LatentAttention:
     ) -> Tensor:
         """[T, hidden] -> [T, hidden]; stores one row [latent + rope_dim] for each token."""
         made = self.down(x)
-        first, latent, key = made.split_with_sizes((made.shape[1] - shape.row, shape.latent, shape.rope_dim), -1)
+        first, row = made.split_with_sizes((made.shape[1] - shape.row, shape.row), -1)
         if self.up is not None and self.query_norm is not None:
             first = self.up(ops.rms_norm(first, self.query_norm, INNER_EPS))
         queries = first.view(-1, shape.heads, shape.nope + shape.rope_dim)
-        ops.rope(queries[..., shape.nope :], key[:, None], positions, cos_sin)
-        rows = torch.cat((ops.rms_norm(latent, self.latent_norm, INNER_EPS), key), -1)
+        rows = ops.latent_rows(queries, row, self.latent_norm, INNER_EPS, positions, cos_sin)
         return self.out(step.attend_latent(index, queries, rows, self.heads).flatten(1))
 
     def tensors(self) -> tuple[Linear | Tensor | None, ...]:

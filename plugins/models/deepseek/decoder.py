@@ -65,7 +65,7 @@ class DeepseekDecoder(Model):
         source = DeepseekSource(weights, shape)
         names = range(shape.layers, shape.layers + shape.next_layers)
         source.expect({name: size for index in names for name, size in next_tensors(shape, index).items()})
-        reader = Reader(shape, source, linears, table.device, table.dtype)
+        reader = Reader(shape, source, linears, self._ops, table.device, table.dtype)
         return [NextLayer.read(reader, index, self._cos_sin, self._ops) for index in names]
 
     def weight_bytes(self) -> int:
@@ -91,7 +91,7 @@ def load(
     """
     source = DeepseekSource(weights, shape)
     source.expect(tensors(shape))
-    reader = Reader(shape, source, linears, device, dtype)
+    reader = Reader(shape, source, linears, ops, device, dtype)
     embedding = reader.dense("embed_tokens")
     norms = [f"layers.{index}.input_layernorm" for index in range(1, shape.layers)] + ["norm"]
     head = linears.head(embedding) if shape.tied else linears.linear(source, ["lm_head.weight"], (), device)

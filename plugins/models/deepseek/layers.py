@@ -61,6 +61,7 @@ class Reader:
     shape: DeepseekShape
     source: WeightSource
     linears: Quantization
+    ops: Ops
     device: torch.device
     dtype: torch.dtype
 
@@ -91,7 +92,7 @@ class Reader:
             query_norm=self.dense(f"{at}.q_a_layernorm") if compressed else None,
             up=self.linear(f"{at}.q_b_proj") if compressed else None,
             latent_norm=self.dense(f"{at}.kv_a_layernorm"),
-            heads=LatentUp.of(heads, self.shape.nope),
+            heads=LatentUp.of(heads, self.shape.nope, self.ops),
             out=self.linear(f"{at}.o_proj"),
         )
 

@@ -9,6 +9,9 @@ from engine.hooks import hookimpl
 from engine.plugin import Capabilities, DeviceProfile, Flag, Needs, Options
 from engine.specs.quantization import Quantization, QuantizationOffer
 
+FP8 = (8, 9)
+"""Compute capability from which Triton converts e4m3."""
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,7 +20,7 @@ def build(options: Options, *, device: DeviceProfile, dtype: torch.dtype) -> Qua
     """Linear layers in `dtype`."""
     from engine.plugins.quantization.narrow.linear import NarrowQuantization
 
-    return NarrowQuantization(dtype)
+    return NarrowQuantization(dtype, scaled=(device.compute_capability or (0, 0)) >= FP8)
 
 
 def missing(device: DeviceProfile) -> str | None:

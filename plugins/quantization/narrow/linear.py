@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from engine.ops import Ops
 from engine.ops.dependent import EARLY
-from engine.ops.experts import StackedExperts, stack
+from engine.ops.experts import Stack, StackedExperts, stack, stack_scaled
+from engine.ops.grouped import multiply_scaled
 from engine.plugins.quantization.narrow.kernel import Tiling, narrow
 from engine.specs.quantization import Experts, Linear, Quantization
 from engine.specs.weight_loader import WeightSource
@@ -100,6 +101,23 @@ class NarrowLinear(Linear):
         return self._weight
 
 
+class ScaledLinear(Linear):
+    """y = x W^T for a weight in FP8 with one scale for each block; nothing of it is rounded again."""
+
+    def __init__(self, weight: Stack) -> None:
+        _, self.out_features, self.in_features = weight.values.shape
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return multiply_scaled(x, self._weight)
+
+    def gated(self, x: Tensor, ops: Ops) -> Tensor:
+        return multiply_scaled(x, self._weight, gated=True)
+
+    def weight_bytes(self) -> int:
+        return self._weight.nbytes
+
+
 def _padded(m: int) -> int:
     return 16 if m <= 16 else 32 if m <= 32 else 64
 
@@ -122,15 +140,17 @@ def tiling(n: int, k: int, rows: int, processors: int) -> Tiling | None:
 
 
 class NarrowQuantization(Quantization):
-    """Keeps every weight in one dtype."""
+    """Keeps every weight in one dtype; with `scaled`, in FP8 what the checkpoint stores in FP8 with scales."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, *, scaled: bool = False) -> None:
+        self._dtype, self._scaled = dtype, scaled
         self._workspaces: dict[torch.device, Workspace] = {}
 
     def linear(
         self, source: WeightSource, names: Sequence[str], bias: Sequence[str] = (), device: torch.device | None = None
     ) -> Linear:
+        if not bias and (kept := self._kept(source, [names], device)) is not None:
+            return ScaledLinear(kept)
         weight = self._stack(source, names, device)
         added = self._stack(source, bias, device) if bias else None
         return NarrowLinear(weight, added, self._workspace(weight.device))
@@ -142,8 +162,12 @@ class NarrowQuantization(Quantization):
         return self._workspaces.setdefault(device, Workspace(device))
 
     def experts(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device) -> Experts:
-        gate_ups, downs = [one[:2] for one in names], [one[2:] for one in names]
-        return StackedExperts(stack(source, gate_ups, self._dtype, device), stack(source, downs, self._dtype, device))
+        parts = [one[:2] for one in names], [one[2:] for one in names]
+        gate_up, down = (self._kept(source, part, device) or stack(source, part, self._dtype, device) for part in parts)
+        return StackedExperts(gate_up, down)
+
+    def _kept(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device | None) -> Stack | None:
+        return stack_scaled(source, names, device) if self._scaled else None
 
     def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
         """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.capabilities import KVKind
 from engine.ops.experts import route
+from engine.plugin import Offer
 from engine.plugins.models import deepseek
 from engine.plugins.models.deepseek.shape import FAMILIES, read_profile, read_shape, tensors
 from engine.plugins.quantization import none
@@ -123,6 +124,32 @@ def test_blocks_of_fp8_are_read_as_what_they_stand_for(tiny: Callable[[str], Pat
     dense = rewritten(tiny("deepseek-v3"), tmp_path / "dense", dequantized)
     assert torch.equal(run(load(packed), [TEXT])[0], run(load(dense), [TEXT])[0])
     assert not torch.equal(run(load(packed), [TEXT])[0], run(load(tiny("deepseek-v3")), [TEXT])[0])
+
+
+def test_fp8_stays_fp8_where_the_quantization_multiplies_it(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Half the bytes of the dense weights in half precision, and the same logits up to its rounding."""
+    pytest.importorskip("triton")
+    from engine.plugins.quantization.narrow.linear import NarrowQuantization
+
+    folder, loader = (
+        rewritten(tiny("deepseek-v3"), tmp_path, in_blocks, quantization_config=BLOCKS),
+        SafetensorsLoader(),
+    )
+    config = loader.config(folder)
+    made = {}
+    for kept in (True, False):
+        linears: Any = Offer(
+            name="narrow", summary="", build=lambda options, k=kept, **_: NarrowQuantization(torch.float16, scaled=k)
+        )
+        made[kept] = build_model(OFFER, linears, config, loader.open(folder, config), torch.float16)
+    assert made[True].weight_bytes() < 0.75 * made[False].weight_bytes()
+    ours, theirs = run(made[True], [TEXT[:6]])[0], reference_of_blocks(folder, TEXT[:6])
+    assert ((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).median() < 0.03
+
+
+def reference_of_blocks(folder: Path, text: list[int]) -> Tensor:
+    """The logits of the dense float32 model that a folder in blocks stands for."""
+    return run(load(folder), [text])[0]
 
 
 def without_a_scale(weights: dict[str, Tensor]) -> None:
