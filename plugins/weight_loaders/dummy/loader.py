@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SPREAD: Final = 0.02  # standard deviation that transformers initialises with
 
 _PERIOD: Final = 2**22 - 3
-"""Numbers drawn for a tensor, a prime; a larger one repeats them, since billions would take minutes to draw."""
+"""Numbers drawn, a prime. Every tensor repeats them from a place of its own: billions would take minutes to draw."""
 
 
 class DummyLoader(WeightLoader):
@@ -44,12 +44,17 @@ class DummyLoader(WeightLoader):
 
 
 class DummyWeights(WeightSource):
-    """Weights drawn from a normal distribution, norms of one. A tensor's name is its seed."""
+    """Weights drawn from a normal distribution, norms of one. A tensor's name says where its numbers begin.
+
+    Embeddings, projections and routers are as wide as in a model before training, so that states differ from token to
+    token and routers spread them over their experts.
+    """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         self._path = path
         self._config = dict(config)
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._drawn: dict[torch.dtype, Tensor] = {}
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes = dict(shapes)
@@ -70,10 +75,10 @@ class DummyWeights(WeightSource):
 
         shape = self.shape(name)
         if len(shape) == 1 and name.endswith("weight"):
-            values = torch.ones(shape)
+            values = torch.ones(shape, dtype=dtype)
         else:
-            values = _draw(shape, crc32(name.encode()))
-        return (values if rows is None else values[rows]).to(dtype)
+            values = self._take(shape, crc32(name.encode()) % _PERIOD, dtype)
+        return values if rows is None else values[rows]
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()[:16]
@@ -81,14 +86,16 @@ class DummyWeights(WeightSource):
     def close(self) -> None:
         """Nothing is held open."""
 
+    def _take(self, shape: tuple[int, ...], first: int, dtype: torch.dtype) -> Tensor:
+        import torch
 
-def _draw(shape: tuple[int, ...], seed: int) -> Tensor:
-    """float32 of a shape, normally distributed."""
-    import torch
-
-    size = math.prod(shape)
-    drawn = torch.randn(min(size, _PERIOD), generator=torch.Generator().manual_seed(seed)) * _SPREAD
-    return drawn.repeat(-(-size // len(drawn)))[:size].view(shape) if size else torch.empty(shape)
+        if dtype not in self._drawn:
+            drawn = torch.randn(_PERIOD, generator=torch.Generator().manual_seed(0)) * _SPREAD
+            self._drawn[dtype] = drawn.to(dtype)
+        drawn, size = self._drawn[dtype], math.prod(shape)
+        whole = max(0, size - (_PERIOD - first))
+        parts = [drawn[first : first + size], *[drawn] * (whole // _PERIOD), drawn[: whole % _PERIOD]]
+        return torch.cat(parts).view(shape)
 
 
 __all__ = ["DummyLoader", "DummyWeights"]
