@@ -29,9 +29,11 @@ class Admission:
     cached: int = 0  # tokens whose KV the cache had; what is there beyond them at the first entry came from elsewhere
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Entry:
     """One request's share of a step: `count` tokens from position `start` on, the last of them drafts if there are.
+
+    Not to be changed; that isn't enforced, for one is made per request and step, and a frozen one takes thrice as long.
 
     Drafts are either given, or left to the runner's resident speculator, which may fill up to `draft_slots` of the
     `count` and leaves out the rest.

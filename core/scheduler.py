@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.errors import EngineError
@@ -21,6 +21,8 @@ from engine.specs.observer import RequestEvent, Stage
 from engine.specs.scheduling import SchedulingPolicy
 from engine.specs.speculator import Draft
 from engine.underway import Underway
+
+_NO_DRAFT: Final = Draft()
 
 
 class QueueFull(EngineError):
@@ -290,7 +292,7 @@ class Scheduler:
         computes_prompt = start < request.prompt_len and request.params.prompt_logprobs is not None
         request.num_computed += count + room
         request.in_flight += samples
-        given = draft if isinstance(draft, Draft) and room else Draft()
+        given = draft if isinstance(draft, Draft) and room else _NO_DRAFT
         return Entry(
             slot=request.slot,
             start=start,
