@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,19 +22,24 @@ from engine.plugins.speculators.eagle.files import HeadWeights, weight_file
 from engine.plugins.speculators.eagle.module import Attend, EagleModule, Unrolled
 from engine.plugins.speculators.eagle.shape import read_shape
 from engine.plugins.speculators.eagle.training.attend import FusedUnrolled
-from engine.plugins.speculators.eagle.training.config import TrainConfig
-from engine.plugins.speculators.eagle.training.dataset import Batches, Document, frequent, load, pack, save
-from engine.plugins.speculators.eagle.training.evaluation import acceptance, agreements
+from engine.plugins.speculators.eagle.training.config import (
+    ChatSection,
+    DataSection,
+    DocumentSection,
+    EvaluationSection,
+    HeadSection,
+    ScheduleSection,
+    TrainConfig,
+)
+from engine.plugins.speculators.eagle.training.evaluation import agreements
 from engine.plugins.speculators.eagle.training.loss import SoftCrossEntropy, teach, unrolled_loss
-from engine.plugins.speculators.eagle.training.openings import between_turns, scripts_of
 from engine.plugins.speculators.eagle.training.run import Watchers, open_target, train
-from engine.plugins.speculators.eagle.training.student import stored
 from engine.plugins.speculators.eagle.training.target import Target
 from engine.plugins.speculators.eagle.training.trainer import states_of
-from engine.plugins.speculators.eagle.training.writing import ASSISTANT, USER, Opening, Scripts, Writer, draw
+from engine.plugins.speculators.eagle.training.writing import ASSISTANT, USER, Opening, Scripts, Writer
 from engine.sampling_params import SamplingParams
 from engine.testing.cli_command import CLICommandConformance
-from engine.testing.tokenizer import byte_tokenizer, save_byte_tokenizer
+from engine.testing.tokenizer import save_byte_tokenizer
 
 TARGET: dict[str, Any] = {
     "device": {"kind": "cpu", "threads": 1},
@@ -233,53 +239,6 @@ def test_roles_change_by_force_and_only_the_assistant_s_words_are_taught(target:
                 at += 1
 
 
-def test_draws_follow_the_temperature() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0, -9.0]).repeat(40_000, 1)
-    drawn = draw(logits, torch.full((40_000,), 0.7))
-    share = torch.bincount(drawn, minlength=4).double() / 40_000
-    expected = torch.tensor([0.0, 1.0, 2.0]).div(0.7).softmax(0).double()
-    torch.testing.assert_close(share[:3], expected, rtol=0, atol=0.01)
-    assert share[3] == 0, "a token far below the likeliest is never drawn"
-    assert (draw(logits, torch.zeros(40_000)) == 2).all()
-
-
-def test_the_words_between_turns_come_from_the_chat_template() -> None:
-    tokenizer = byte_tokenizer()
-    before, after_user, after_assistant = between_turns(tokenizer, "Be brief.")
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
-    messages += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    assert whole.startswith(before + "a" + after_user + "b" + after_assistant + "c")
-    assert tokenizer.decode(list(scripts_of(tokenizer).after[0]), skip_special_tokens=False) == after_user
-
-
-def test_text_survives_its_file(tmp_path: Path) -> None:
-    documents = [Document(np.arange(n, dtype=np.int32), np.arange(n) % 3 == 0) for n in (5, 1, 12)]
-    save(tmp_path / "text.npz", documents)
-    for kept, document in zip(load(tmp_path / "text.npz"), documents, strict=True):
-        assert kept.tokens.tolist() == document.tokens.tolist()
-        assert kept.taught.tolist() == document.taught.tolist()
-    (tmp_path / "text.npz").write_bytes(b"something else")
-    with pytest.raises(ResourceError, match="holds no training text"):
-        load(tmp_path / "text.npz")
-
-
-def test_rows_are_the_documents_end_to_end_and_batches_take_each_row_once() -> None:
-    documents = [Document(np.full(n, n, dtype=np.int32), np.ones(n, dtype=bool)) for n in (9, 20, 33)]
-    rows = pack(documents, 8)
-    assert rows.tokens.flatten().tolist() == np.concatenate([d.tokens for d in documents])[:56].tolist()
-    batches = Batches([rows, pack(documents, 16)], 24, seed=3)
-    epoch = [batches.at(step) for step in range(batches.per_epoch)]
-    assert sorted(batch.tokens.shape for batch in epoch) == [(1, 16)] * 3 + [(3, 8)] * 2
-    again = Batches([rows, pack(documents, 16)], 24, seed=3).at(batches.per_epoch + 1)
-    assert again.tokens.tolist() == batches.at(batches.per_epoch + 1).tokens.tolist()
-
-
-def test_the_draft_vocabulary_is_what_is_taught_most() -> None:
-    document = Document(np.array([5, 5, 3, 3, 3, 9, 1, 1, 1, 1]), np.array([True] * 6 + [False] * 4))
-    assert frequent([document], 12, 2).tolist() == [3, 5]
-
-
 # A whole run
 
 
@@ -351,23 +310,7 @@ def test_a_head_is_in_the_public_format_and_serves_its_target(
     assert texts[0] == texts[1]
 
 
-def test_int8_storage_rounds_each_row_by_its_own_scale() -> None:
-    weight = torch.randn(6, 40) * torch.tensor([1e-3, 0.1, 1, 5, 100, 0])[:, None]
-    kept = stored({"x.weight": weight, "norm.weight": weight[0], "d2t": torch.arange(3)}, "int8")
-    back = kept["x.weight"].float() * kept["x.weight_scale"]
-    assert ((back - weight).abs() <= weight.abs().amax(1, keepdim=True) / 254 + 1e-12).all()
-    assert kept["norm.weight"].dtype is torch.float32
-    assert kept["d2t"].tolist() == [0, 1, 2]
-
-
 # Evaluation
-
-
-def test_acceptance_by_hand() -> None:
-    found = [2, 9, 9, 0, 1, 9]  # after the pair of a newest token at 1, 2, …; those of 9 are never looked at
-    assert acceptance(found, 1, 8, 2) == (3 + 1 + 2, 3)
-    assert acceptance(found, 1, 7, 2) == (3 + 1, 2), "a chain that reaches past the end is left out"
-    assert acceptance(found, 6, 7, 4) == (0, 0)
 
 
 def test_agreements_are_the_head_s_own_chains(target: Target) -> None:
@@ -404,16 +347,33 @@ def chain(head: EagleModule, states: Any, text: Tensor, embed: dict[int, Tensor]
     return torch.tensor(drafted)
 
 
-# Bad input
+# Bad input, and the page
+
+
+def test_the_page_has_every_key() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "training-eagle.md").read_text()
+    sections = [("", TrainConfig), ("heads.NAME.", HeadSection), ("data.", DataSection), ("training.", ScheduleSection)]
+    sections += [("evaluation.", EvaluationSection), ("data.chats.", ChatSection), ("data.documents.", DocumentSection)]
+    for prefix, section in sections:
+        for name, field in section.model_fields.items():
+            if (not isinstance(field.default, BaseModel) and (prefix or name != "heads")) or name == "target":
+                assert f"| `{prefix}{name}` | " in page
+                assert str(field.description) in page
 
 
 def test_what_is_wrong_with_a_configuration_is_said(folder: Path, target: Target, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file matches"):
         train(configured(folder, tmp_path, data={"texts": [str(tmp_path / "*.txt")]}), target, Watchers())
-    few = configured(folder, tmp_path)
-    long = few.model_copy(update={"training": few.training.model_copy(update={"contexts": [100_000]})})
-    with pytest.raises(ConfigError, match="fill no row"):
-        train(long, target, Watchers())
+    bare = configured(folder, tmp_path, data={"chats": {"rows": 0}, "documents": {"rows": 2}})
+    with pytest.raises(ConfigError, match=r"name files with text in data\.texts"):
+        train(bare, target, Watchers())
+    wordy = configured(folder, tmp_path, data={"chats": {"tokens": 300}})
+    with pytest.raises(ConfigError, match="beyond the target's context of 256"):
+        train(wordy, target, Watchers())
+    small = {"tokens": 1, "chats": {"rows": 2, "tokens": 30}}
+    for contexts, words in (([250], "fill no row"), ([300], "the target's context is 256")):
+        with pytest.raises(ConfigError, match=words):
+            train(configured(folder, tmp_path, data=small, training={"contexts": contexts}), target, Watchers())
     (tmp_path / "checkpoint.safetensors").write_bytes(b"something else")
     with pytest.raises(ResourceError, match="no checkpoint of these heads"):
-        train(few, target, Watchers())
+        train(configured(folder, tmp_path), target, Watchers())

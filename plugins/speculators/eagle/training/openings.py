@@ -83,11 +83,14 @@ class Openings:
 
     def conversations(self, count: int, piece_share: float) -> list[Opening]:
         """Beginnings of a user's turn; among them a share of pieces of text, which have no turns."""
-        share = piece_share if self.chats else 1.0
+        if not self.chats:
+            self._need_texts("the target has no chat template")
+        share = (piece_share if self._texts else 0.0) if self.chats else 1.0
         return [self._piece() if self._random.random() < share else self._conversation() for _ in range(count)]
 
     def documents(self, count: int, length: int) -> list[Opening]:
         """Long texts of a fifth of `length` to `length` tokens, each with a task that the assistant is about to do."""
+        self._need_texts("data.documents.rows is set")
         if not self.chats:
             return [self._piece(length) for _ in range(count)]
         return [self._document(self._random.randint(length // 5, length)) for _ in range(count)]
@@ -114,6 +117,10 @@ class Openings:
 
     def _piece(self, longest: int = 200) -> Opening:
         return Opening(tokens=self._tokens(self._random.randint(2, longest)), speaker=ASSISTANT, turns=False)
+
+    def _need_texts(self, why: str) -> None:
+        if not self._texts:
+            raise ConfigError(f"{why}, so name files with text in data.texts")
 
     def _tokens(self, count: int) -> list[int]:
         """So many tokens of the texts, from a random place on."""

@@ -64,6 +64,10 @@ def train(config: TrainConfig, target: Target, watch: Watchers) -> list[Measured
     watch.said(f"{covered(held, ids):.1%} of what the target says is in the draft vocabulary of {len(ids):,}")
     on_device = torch.from_numpy(ids).to(target.device)
     students, taps = make_students(config, target, on_device)
+    if (longest := max(config.training.contexts)) > target.profile.max_context:
+        raise ConfigError(
+            f"training.contexts has {longest:,}, but the target's context is {target.profile.max_context:,} tokens"
+        )
     batches = Batches(rows_of(learnt, config.training.contexts), config.training.batch_tokens, config.training.seed)
     trainer = Trainer(
         target,

@@ -50,7 +50,7 @@ def _round(target: Target, section: DataSection, openings: Openings, number: int
         begun = openings.conversations(chats.rows, chats.piece_share)
         yield _write(target, section, begun, chats.tokens, 2 * number)
     if documents.rows and number % documents.every == 0:
-        begun = openings.documents(documents.rows, min(documents.context, target.profile.max_context))
+        begun = openings.documents(documents.rows, documents.context)
         yield _write(target, section, begun, documents.tokens, 2 * number + 1)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.errors import ConfigError
 from engine.plugins.speculators.eagle.training.target import Target
 
 USER: Final = 0
@@ -63,6 +64,9 @@ class Writer:
         limits: int64 [R, 2], most tokens of a turn.
         seed: of the draws.
         graph: whether the step is captured as a CUDA graph.
+
+    Raises:
+        ConfigError: rows would be longer than the target's context.
     """
 
     def __init__(
@@ -82,6 +86,11 @@ class Writer:
         torch.manual_seed(seed)
         self._starts = np.array([len(o.tokens) for o in openings], dtype=np.int32)
         self._length = int(self._starts.max()) + steps
+        if self._length > target.profile.max_context:
+            raise ConfigError(
+                f"rows of {self._length:,} tokens (openings of up to {self._starts.max():,}, {steps:,} written) are "
+                f"beyond the target's context of {target.profile.max_context:,}; have fewer written in each"
+            )
         self._rows = torch.arange(rows, device=device)
         self._written = torch.zeros(rows, self._length, dtype=torch.int32, device=device)
         self._spoken = torch.zeros(rows, self._length, dtype=torch.bool, device=device)
