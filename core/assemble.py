@@ -283,7 +283,8 @@ class _Assembly:
         if speculation.speculator is None:
             return None
         section = self.config.speculator
-        adaptive = Controller(section.max_draft, section.loss_limit) if section.controller else None
+        resident = speculation.resident is not None
+        adaptive = Controller(section.max_draft, section.loss_limit, resident=resident) if section.controller else None
         return Drafter(
             speculation.speculator,
             max_draft=section.max_draft,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.handover import Handover
 from engine.messages import Add, FinishReason, Output
 from engine.observation import Observation
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.scheduler import Launched, QueueFull, Scheduler
 from engine.specs.executor import Executor, Pending
 from engine.specs.speculator import Draft
@@ -38,8 +39,8 @@ class Engine:
     """Scheduler, executor and what stands beside them.
 
     Args:
-        overlap: schedule a step while the one before runs. Not possible with a drafter on the host, which needs the
-            tokens of the step before.
+        overlap: schedule a step while the one before runs. Steps that draft wait, since a draft needs the tokens of the
+            step before.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Engine:
         self.handover, self.observation, self.drafter = handover, observation, drafter
         self.compiling, self.tracer = compiling or Compiling(), tracer or Tracer()
         self.max_context, self._eos, self._vocab_size = max_context, eos, vocab_size
-        self.step: Callable[[], list[Output]] = self.step_overlapped if overlap and not drafter else self.step_plain
+        self._step: Callable[[], list[Output]] = self.step_overlapped if overlap else self.step_plain
         self._ahead: tuple[Launched, Pending] | None = None
         self._failures = 0
         self.idle = True  # the last step had nothing to launch and nothing to commit
@@ -111,9 +112,19 @@ class Engine:
             return f"allowed_token_ids has ids outside the vocabulary of {self._vocab_size}"
         if add.params.max_tokens is not None and add.params.max_tokens < 1:
             return "max_tokens must be at least 1"
+        if (fault := self._speculation_fault(add.params)) is not None:
+            return fault
         if (fault := self.compiling.fault(add.params.structured)) is not None:
             return fault
         return self.handover.fault(add.request_id, add.kv_transfer or {})
+
+    def _speculation_fault(self, params: SamplingParams) -> str | None:
+        asked = params.speculation.method if params.speculation is not None else None
+        installed = self.drafter.name if self.drafter is not None else "none"
+        if asked in (None, "none", installed):
+            return None
+        other = f"{installed!r}: name that or 'none'" if self.drafter is not None else "nothing: say 'none'"
+        return f"speculation.method is {asked!r}, but this engine speculates with {other}, or leave it out"
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests that nobody waits for; unknown ids are ignored, since they may just have finished."""
@@ -125,11 +136,20 @@ class Engine:
         """Whether a step would do something."""
         return bool(self.scheduler.requests or self._ahead)
 
-    def step_plain(self) -> list[Output]:
-        """One step from schedule to commit."""
+    def step(self) -> list[Output]:
+        """One step, with drafts if they are due."""
+        if self.drafter is None or not self.drafter.due(self.scheduler.running.values()):
+            return self._step()
+        before, self._ahead = self._ahead, None
+        caught_up = self._commit(*before) if before else []
+        outputs = caught_up + self.step_plain(self.drafter)
+        self.idle = self.idle and before is None
+        return outputs
+
+    def step_plain(self, drafter: Drafter | None = None) -> list[Output]:
+        """One step from schedule to commit; the drafter, if one is given, is asked for drafts."""
         refused = self._look_around()
-        drafts = self.drafter.propose(self.scheduler.running.values()) if self.drafter else None
-        launched = self._schedule(drafts)
+        launched = self._schedule(drafter.propose(self.scheduler.running.values()) if drafter else None)
         self.handover.start_fetches()
         self.idle = launched is None
         if launched is None:
@@ -146,7 +166,7 @@ class Engine:
         self.handover.start_fetches()
         return refused + outputs
 
-    def _schedule(self, drafts: dict[str, Draft] | None = None) -> Launched | None:
+    def _schedule(self, drafts: Mapping[str, Draft | int] | None = None) -> Launched | None:
         with self.tracer.span("engine", "schedule", self.scheduler.steps + 1):
             return self.scheduler.schedule(drafts)
 
@@ -182,12 +202,13 @@ class Engine:
         self._failures = 0
         self.observation.times.step(launched.batch, time.monotonic())
         self.scheduler.pacing.measured(launched.batch.entries, launched.began)
+        if self.drafter is not None:
+            self.drafter.measured(launched.batch, result)
         with self.tracer.span("engine", "commit", launched.batch.number):
             return self.observation.times.stamp(self.scheduler.commit(launched, result))
 
     def stats(self) -> dict[str, Any]:
         """Counters for metrics; JSON values only."""
-        drafts = asdict(self.drafter.counters) if self.drafter else {}
         return {
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
@@ -195,7 +216,7 @@ class Engine:
             "preemptions": self.scheduler.preemptions,
             "pacing": self.scheduler.pacing.stats(),
             "kv_cache": asdict(self.scheduler.cache.stats()),
-            "drafts": drafts,
+            "drafts": self.drafter.stats() if self.drafter else {},
             "transfers": self.handover.rows(),
             "transfers_ended": self.handover.totals(),
             "fetch": self.handover.measured(),
