@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 def answer(engine: Engine, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Do what the verb says, between two steps.
 
-    `stats` has the counters, `reset_cache` forgets every cached prefix that no request uses, `log_level` sets the least
-    severe message that is written. `release_kv` frees what was published with these `params`. `trace` with `on` starts
-    a trace, without it ends one and has its spans. An unknown verb is answered with an error.
+    `stats` has the counters, `speculation` those of drafts with the latest decisions about them. `reset_cache` forgets
+    every cached prefix that no request uses, `log_level` sets the least severe message that is written. `release_kv`
+    frees what was published with these `params`. `trace` with `on` starts a trace, without it ends one and has its
+    spans. An unknown verb is answered with an error.
     """
     match verb:
         case "stats":
             return engine.stats()
+        case "speculation":
+            drafter = engine.drafter
+            return {**drafter.stats(), "turns": drafter.lengths.turns()} if drafter is not None else {}
         case "reset_cache":
             return {"pages": engine.scheduler.cache.reset()}
         case "release_kv":

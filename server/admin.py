@@ -86,6 +86,10 @@ def _add_views(router: APIRouter, state: ServerState) -> None:
     async def leases() -> Response:
         return json_response({"leases": (await ask_core(state, "stats"))["transfers"]})
 
+    @router.get("/engine/speculation")
+    async def speculation() -> Response:
+        return json_response(await ask_core(state, "speculation"))
+
     @router.get("/engine/transfer")
     async def transfer() -> Response:
         stats = await ask_core(state, "stats")

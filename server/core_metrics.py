@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from engine.server.speculation_metrics import speculation_metrics
+
 
 class CoreMetrics(Collector):
     """What the core says about itself, as of the last scrape."""
@@ -19,6 +21,7 @@ class CoreMetrics(Collector):
         self._counters: dict[str, tuple[str, float]] = {}
         self._transfers: dict[str, int] = {}
         self._cache_details: dict[str, int] = {}
+        self._drafts: dict[str, Any] = {}
 
     def take(self, running: int, waiting: int, core: dict[str, Any] | None) -> None:
         """Remember the latest numbers."""
@@ -44,13 +47,7 @@ class CoreMetrics(Collector):
                 "engine_steps_mixed": ("Steps of both streams and prompts.", pacing["mixed_steps"]),
                 "engine_steps_late": ("Mixed steps that took longer than the target.", pacing["late_steps"]),
             }
-        if drafts := core["drafts"]:  # an engine without a speculator has no such counters
-            self._counters |= {
-                "engine_spec_decode_num_drafts": ("Drafts verified.", drafts["steps"]),
-                "engine_spec_decode_num_draft_tokens": ("Draft tokens verified.", drafts["drafted"]),
-                "engine_spec_decode_num_accepted_tokens": ("Draft tokens kept.", drafts["accepted"]),
-                "engine_spec_decode_faults": ("Proposals that raised or were malformed.", drafts["faults"]),
-            }
+        self._drafts = core["drafts"]
 
     def collect(self) -> Iterator[Metric]:
         for name, (text, value) in self._gauges.items():
@@ -73,6 +70,7 @@ class CoreMetrics(Collector):
         for state, count in self._transfers.items():
             ended.add_metric([*self._labels, state], count)
         yield ended
+        yield from speculation_metrics(self._labels[0], self._drafts)
 
 
 __all__ = ["CoreMetrics"]

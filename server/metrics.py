@@ -36,6 +36,7 @@ _ALIASED: Final = frozenset(
         "spec_decode_num_drafts",
         "spec_decode_num_draft_tokens",
         "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
         "prompt_tokens",
         "prompt_tokens_cached",
         "generation_tokens",

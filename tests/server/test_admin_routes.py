@@ -96,8 +96,9 @@ def test_prompts_and_fetches_are_measured(serving: Any) -> None:
 
 def test_leases_and_flush_ask_the_core(operated: Any) -> None:
     assert operated.http.get("/engine/leases").json() == {"leases": []}
+    assert operated.http.get("/engine/speculation").json() == {}
     assert operated.http.post("/engine/flush").json() == {"pages": 3}
-    assert [verb for verb, _ in operated.core.controls] == ["stats", "reset_cache"]
+    assert [verb for verb, _ in operated.core.controls] == ["stats", "speculation", "reset_cache"]
 
 
 def test_draining_can_be_taken_back(held: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.messages import Timing
 from engine.server.exchange import Run
 from engine.server.metrics import Metrics
+from engine.speculation.controller import Controller
+from engine.speculation.counters import DraftCounters
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "examples" / "dashboards" / "grafana.json").read_text())
 
@@ -24,7 +27,9 @@ def exposed() -> dict[str, set[str]]:
     watch.end("stop")
     metrics.answered(200)
     cache = dict.fromkeys(("pages", "held", "lookup_tokens", "hit_tokens", "evicted_pages"), 1)
-    drafts = dict.fromkeys(("steps", "drafted", "accepted", "faults"), 1)
+    counters = DraftCounters(4)
+    counters.count(100, 4, 2)
+    drafts = {**asdict(counters), "controller": Controller(4, 0.01).stats()}
     core = {"kv_cache": cache, "preemptions": 0, "steps": 1, "drafts": drafts, "transfers": [], "transfers_ended": {}}
     families = text_string_to_metric_families(metrics.expose(0, 0, core).decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from engine.errors import ConfigError
 from engine.messages import Phase
 from engine.server.app import create_app
 from engine.server.metrics import Metrics
+from engine.speculation.controller import Controller
+from engine.speculation.counters import DraftCounters
 
 KEYS = ("server.api_keys=[first, sécond]",)
 
@@ -205,9 +208,23 @@ def test_draft_counters_show_when_there_is_a_speculator() -> None:
         "transfers_ended": {"delivered": 2},
     }
     assert b"spec_decode" not in Metrics("tiny").expose(0, 0, core)
-    core["drafts"] = {"steps": 5, "drafted": 20, "accepted": 7, "faults": 1}
+    counters = DraftCounters(4)
+    for accepted in (4, 2, 1, 0, 0):
+        counters.count(300, 4, accepted)
+    counters.faults = 1
+    core["drafts"] = {**asdict(counters), "controller": Controller(4, 0.01).stats()}
     text = Metrics("tiny").expose(0, 0, core).decode()
     assert 'engine_spec_decode_num_draft_tokens_total{model_name="tiny"} 20.0' in text
     assert 'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="tiny"} 7.0' in text
     assert 'engine_spec_decode_faults_total{model_name="tiny"} 1.0' in text
+    assert 'engine_spec_decode_num_wasted_tokens_total{model_name="tiny"} 13.0' in text
+    assert 'engine_spec_decode_acceptance_length{model_name="tiny"} 2.4' in text
+    per_place = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="tiny",position="1"} 2.0'
+    assert per_place in text
+    assert 'engine_spec_decode_context_accepted_tokens_total{context="256-1023",model_name="tiny"} 7.0' in text
+    assert 'engine_spec_decode_state{model_name="tiny",state="off"} 1.0' in text
+    assert 'engine_spec_decode_state{model_name="tiny",state="on"} 0.0' in text
+    assert 'engine_spec_decode_alarm{model_name="tiny"} 0.0' in text
+    core["drafts"] = {**core["drafts"], "controller": {}}  # drafts of one length
+    assert b"spec_decode_state" not in Metrics("tiny").expose(0, 0, core)
     assert 'engine_kv_transfers_ended_total{model_name="tiny",state="delivered"} 2.0' in text
