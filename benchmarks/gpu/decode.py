@@ -48,8 +48,8 @@ FLOORS = {1: 331, 8: 2630, 64: 19823, 256: 55868}  # tokens a second if memory a
 REACH = {1: 270, 8: 2050, 64: 14500, 256: 33000}
 
 
-def prompts(count: int, length: int, seed: int) -> list[list[int]]:
-    drawn = torch.randint(1000, 150000, (count, length), generator=torch.Generator().manual_seed(seed))
+def prompts(count: int, length: int, seed: int, most: int = 150000) -> list[list[int]]:
+    drawn = torch.randint(1000, most, (count, length), generator=torch.Generator().manual_seed(seed))
     return [list(map(int, row)) for row in drawn]
 
 
@@ -59,9 +59,11 @@ class Bench:
     Texts are not made: the HTTP process would do that, beside the core.
     """
 
+    config, floors, reach = CONFIG, FLOORS, REACH
+
     def __init__(self, overrides: list[str]) -> None:
         folder = Path(tempfile.mkdtemp())
-        (folder / "config.json").write_text(json.dumps(CONFIG))
+        (folder / "config.json").write_text(json.dumps(self.config))
         self.rows: dict[str, float] = {}
         self.seed = 0
         self._ids = itertools.count()
@@ -109,7 +111,7 @@ class Bench:
 
     def fresh(self, count: int, length: int) -> list[list[int]]:
         self.seed += 1
-        return prompts(count, length, self.seed)
+        return prompts(count, length, self.seed, self.config["vocab_size"] - 2000)
 
     def note(self, name: str, value: float, text: str) -> None:
         self.rows[name] = value
@@ -122,7 +124,7 @@ class Bench:
         for _ in range(2):
             short, long = self.run(requests, 32), self.run(requests, 256)
             best = max(best, batch * 224 / (long - short))
-        limit, reach = FLOORS.get(batch, 0), REACH.get(batch, 0)
+        limit, reach = self.floors.get(batch, 0), self.reach.get(batch, 0)
         if name:
             limit, reach = 6748, 5900
         self.note(

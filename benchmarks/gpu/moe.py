@@ -1,10 +1,11 @@
 """Routed experts with the shape of DeepSeek-V2-Lite: the kernels alone, and a decode step of the model as a graph.
 
-    python benchmarks/gpu/moe.py [--kernels] [--tune] [--step] [--profile]
+    python benchmarks/gpu/moe.py [--kernels] [--tune] [--step] [--profile] [--engine [--set KEY=VALUE …]]
 
 Kernels: one layer's experts, 64 routed and the shared network as two more, for tokens that a random router spreads.
 The floor counts the weights of the experts that were hit at 4.69 TB/s, or the products at 790 TFLOP/s. Step: random
-weights on the device, attention left out (its output is its input), so what is shown is everything else.
+weights on the device, attention left out (its output is its input), so what is shown is everything else. Engine: the
+whole of it, as in `decode.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+from decode import Bench
 from limits import graphed, timed, versions
 from torch.profiler import ProfilerActivity, profile
 
@@ -228,16 +231,53 @@ class Step:
             print(f"   {sum(took):9.1f} µs {len(took):5} x {sum(took) / len(took):7.1f}  {name[:100]}", flush=True)
 
 
+class Engine(Bench):
+    """The whole engine with dummy weights."""
+
+    config = CONFIG | {"max_position_embeddings": 16384}
+    floors = {1: 955, 8: 2088, 64: 9532, 256: 36201}
+    reach = {1: 450, 8: 1500, 64: 7400, 256: 25000}
+
+    def prompt(self) -> None:
+        """The time to the first token of 4,096, and of so many again."""
+        for name, again in (("TTFT 4096 cold", False), ("TTFT 4096 hit", True)):
+            found = []
+            for _ in range(5):
+                request = self.fresh(1, 4096)
+                for _ in range(2 if again else 0):  # the second sight admits its prefix
+                    self.run(request, 1)
+                found.append(self.run(request, 1) * 1e3)
+            self.note(name, sorted(found)[2], f"{sorted(found)[2]:8.1f} ms, cold limit 26, reach 70")
+        rate = max(8 * 8192 / self.run(self.fresh(8, 8192), 1) for _ in range(2))
+        self.note("prefill 8 x 8192", rate, f"{rate:8.0f} tok/s")
+
+
+def engine(overrides: list[str], batches: list[int]) -> None:
+    bench = Engine(["kv_cache.memory=20GiB", *overrides])
+    bench.run(bench.fresh(1, 16), 1)
+    bench.note("start", 0, "the first token is there")
+    time.sleep(10)  # graphs come in behind
+    for batch in batches:
+        bench.decode(batch)
+    bench.prompt()
+    bench.close()
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for part in ("kernels", "tune", "step", "profile"):
         arguments.add_argument(f"--{part}", action="store_true")
+    arguments.add_argument("--engine", action="store_true")
+    arguments.add_argument("--batches", default="1,8,64,256")
+    arguments.add_argument("--set", action="append", default=[], dest="overrides")
     given = arguments.parse_args()
     print(versions())
     if given.kernels:
         kernels()
     if given.tune:
         tune()
+    if given.engine:
+        engine(given.overrides, [int(batch) for batch in given.batches.split(",")])
     if given.step or given.profile:
         step = Step()
         step.spread(64)
