@@ -14,12 +14,13 @@ from typing import Any, Final
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
 from engine.errors import EngineError
 from engine.messages import FinishReason, Output
-from engine.pacing import Pacing, Room
+from engine.pacing import Pacing
 from engine.request import Request, Status
 from engine.specs.kv_cache import KVCache
 from engine.specs.observer import RequestEvent, Stage
 from engine.specs.scheduling import SchedulingPolicy
 from engine.specs.speculator import Draft
+from engine.step_builder import Limits, StepBuilder
 from engine.underway import Underway
 
 _NO_DRAFT: Final = Draft()
@@ -27,16 +28,6 @@ _NO_DRAFT: Final = Draft()
 
 class QueueFull(EngineError):
     """The waiting queue has no place left."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of a step and of the queue."""
-
-    max_running: int
-    max_waiting: int
-    token_budget: int
-    prefill_chunk: int
 
 
 @dataclass(slots=True)
@@ -149,7 +140,7 @@ class Scheduler:
         """
         decoding = [r for r in self.running.values() if r.remaining == 1]
         prefilling = [r for r in self.running.values() if r.remaining > 1]
-        step = _StepBuilder(self.limits, owed=len(decoding))
+        step = StepBuilder(self.limits, owed=len(decoding))
         for request in decoding:
             step.owed -= 1
             self._extend(step, request, (drafts or {}).get(request.id))
@@ -195,7 +186,7 @@ class Scheduler:
 
     # Parts of a step
 
-    def _extend(self, step: _StepBuilder, request: Request, draft: Draft | int | None) -> None:
+    def _extend(self, step: StepBuilder, request: Request, draft: Draft | int | None) -> None:
         """Give a running request its next tokens, preempting others if pages are short."""
         if request.status is not Status.RUNNING or request.id not in self.running or step.full:
             return
@@ -215,7 +206,7 @@ class Scheduler:
                 return
         step.add(request, self._entry(request, count, draft, room))
 
-    def _victim(self, step: _StepBuilder, request: Request) -> Request:
+    def _victim(self, step: StepBuilder, request: Request) -> Request:
         """Who yields its pages: somebody that is not part of this step yet."""
         candidates = [r for r in self.running.values() if r not in step.requests and r.status is Status.RUNNING]
         return self.policy.victim(candidates, request)
@@ -230,7 +221,7 @@ class Scheduler:
         self.drafts.forget(request.id)
         self._tell(Stage.PREEMPTED, request)
 
-    def _admit(self, step: _StepBuilder) -> None:
+    def _admit(self, step: StepBuilder) -> None:
         """Let waiting requests in, in the order of the policy, while there is budget, a slot and memory."""
         if not self.waiting or not self._free_slots or step.full or step.preempted:
             return  # who was just preempted for want of pages must not come back in the same step
@@ -248,7 +239,7 @@ class Scheduler:
                 self._blocked = request.id, self.cache.available()
                 return
 
-    def _open(self, step: _StepBuilder, request: Request) -> bool:
+    def _open(self, step: StepBuilder, request: Request) -> bool:
         """Admit one request: pin its prefix and give it its first chunk. False when memory is short."""
         salt = f"\0alone:{request.id}" if request.params.prompt_logprobs is not None else request.cache_salt
         match = self.cache.open(request.id, request.tokens, salt)
@@ -377,35 +368,6 @@ class Scheduler:
                 reason,
             )
         )
-
-
-class _StepBuilder:
-    """The step that is being put together."""
-
-    def __init__(self, limits: Limits, owed: int) -> None:
-        self.budget, self.chunk = max(limits.token_budget, owed), limits.prefill_chunk
-        self.owed = owed  # decodes that are still to come: a token each
-        self.room = Room()
-        self.admissions: list[Admission] = []
-        self.entries: list[Entry] = []
-        self.requests: list[Request] = []
-        self.preempted = False
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing more fits."""
-        return self.budget <= 0 or self.room.spent
-
-    def fit(self, wanted: int, start: int) -> int:
-        """How many of the tokens that a request wants to compute from `start` on fit."""
-        room = self.room.tokens(start)
-        return min(wanted, self.budget, self.chunk, wanted if room is None else room)
-
-    def add(self, request: Request, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.requests.append(request)
-        self.budget -= entry.count
-        self.room.take(entry)
 
 
 __all__ = ["Launched", "Limits", "QueueFull", "Scheduler"]
