@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine.device import DeviceProfile
 from engine.device_profiles import with_figures
+from engine.planning.kv import own_form
 from engine.planning.weights import Kept, group_weights
 from engine.plugin import Offer
 from engine.specs.model import ModelOffer, ModelProfile
@@ -72,8 +73,9 @@ def _attention(composition: Composition, offer: Offer[Any], tokens: int) -> tupl
     """Bytes read per decoded token, FLOPs of a prompt."""
     profile = composition.profile
     spans = [min(window or tokens, tokens) for window in profile.windows]
-    per_layer = profile.kv_elements_per_token / profile.layers
-    read = sum(spans) * per_layer * _ITEMSIZE[composition.dtype]
+    itemsize = _ITEMSIZE[composition.dtype]
+    form = own_form(profile, itemsize if composition.config.kv_cache.dtype == "fp8" else None)
+    read = sum(spans) * form.bytes_per_token(profile.layers, itemsize) / profile.layers
     seen = sum(span * tokens - span * (span - 1) / 2 for span in spans)  # pairs of positions, over all layers
     return read, 2 * seen * profile.heads * (profile.head_dim + profile.v_head_dim)
 

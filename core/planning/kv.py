@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.capabilities import KVKind
+from engine.latent.widths import packed_bytes
 from engine.specs.model import ModelProfile
 
 LATENT_FP8_ROW: Final = 656
@@ -31,11 +32,18 @@ class KVForm:
         return self.elements * itemsize if self.row_bytes is None else self.row_bytes * layers
 
 
-def own_form(profile: ModelProfile) -> KVForm:
-    """How the model really keeps them."""
+def own_form(profile: ModelProfile, packed_beside: int | None = None) -> KVForm:
+    """How the model really keeps them.
+
+    Args:
+        packed_beside: bytes of an element of the model, where the cache keeps latent rows in 8 bits beside them.
+    """
     latent = profile.kv_kind is KVKind.MLA
     meaning = "one latent row for all heads" if latent else f"{profile.kv_heads} heads of keys and values"
-    return KVForm(name="as built", meaning=meaning, elements=profile.kv_elements_per_token)
+    row = None
+    if latent and packed_beside is not None:
+        row, meaning = packed_bytes(profile.head_dim, profile.v_head_dim, packed_beside), f"{meaning}, in 8 bits"
+    return KVForm(name="as built", meaning=meaning, elements=profile.kv_elements_per_token, row_bytes=row)
 
 
 def compared(name: str, profile: ModelProfile, config: Mapping[str, Any]) -> KVForm:

@@ -88,7 +88,8 @@ def make_plan(
     composition = _composed(config, registry, device, path, known, blocked)
     groups = _groups(model, composition)
     weight_bytes = sum(g.bytes for g in groups) or model.profile.parameters * ITEMSIZE[model.dtype]
-    pool = _pool(config, model, device, asked, weight_bytes, blocked)
+    form = own_form(model.profile, ITEMSIZE[model.dtype] if config.kv_cache.dtype == "fp8" else None)
+    pool = _pool(config, model, form, device, asked, weight_bytes, blocked)
     as_stored = _as_stored(model)
 
     def divided(weights: Sequence[WeightGroup]) -> tuple[RankFit, ...]:
@@ -99,6 +100,7 @@ def make_plan(
             kv_itemsize=ITEMSIZE[model.dtype],
             memory_bytes=device.memory_bytes,
             context=asked,
+            form=form,
         )
 
     return Plan(
@@ -109,7 +111,7 @@ def make_plan(
         weights=groups,
         weight_bytes=weight_bytes,
         pool=pool,
-        forms=(own_form(model.profile), *(compared(name, model.profile, model.config) for name in forms)),
+        forms=(form, *(compared(name, model.profile, model.config) for name in forms)),
         ranks=divided(groups),
         stored_bytes=sum(g.bytes for g in as_stored) or None,
         stored_ranks=divided(as_stored) if as_stored else (),
@@ -154,14 +156,20 @@ def _as_stored(model: ReadModel) -> tuple[WeightGroup, ...]:
 
 
 def _pool(
-    config: EngineConfig, model: ReadModel, device: DeviceProfile, context: int, weights: int, blocked: list[str]
+    config: EngineConfig,
+    model: ReadModel,
+    form: KVForm,
+    device: DeviceProfile,
+    context: int,
+    weights: int,
+    blocked: list[str],
 ) -> Pool | None:
     """Counted as the engine counts it, for pages that hold nothing but the model's elements."""
     from engine.kv_memory import count_pages, pool_bytes
 
     profile, size = model.profile, config.kv_cache.page_size
-    row = profile.kv_elements_per_token // profile.layers
-    layout = KVLayout(parts=(("kv", (size, row)),), dtype=model.dtype)
+    token = form.bytes_per_token(profile.layers, ITEMSIZE[model.dtype])
+    layout = KVLayout(parts=(("kv", (size, token // profile.layers)),), dtype="uint8")
     try:
         pages = count_pages(
             config.kv_cache,
@@ -181,7 +189,7 @@ def _pool(
             f" of {device.name}"
         )
     return Pool(
-        bytes_per_token=profile.kv_elements_per_token * ITEMSIZE[model.dtype],
+        bytes_per_token=token,
         page_size=size,
         pages=pages,
         bytes=taken,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.capabilities import KVKind
+from engine.planning.kv import KVForm, own_form
 from engine.planning.weights import WeightGroup, rank_bytes
 from engine.specs.model import ModelProfile
 
@@ -33,12 +34,13 @@ def rank_fits(
     kv_itemsize: int,
     memory_bytes: int,
     context: int,
+    form: KVForm | None = None,
     counts: Sequence[int] = (1, 2, 4, 8, 16),
 ) -> tuple[RankFit, ...]:
-    """How the model divides among each of `counts` devices of `memory_bytes`."""
+    """How the model divides among each of `counts` devices of `memory_bytes`; `form` is its own if unset."""
+    kv = (form or own_form(profile)).bytes_per_token(profile.layers, kv_itemsize)
     return tuple(
-        _fit(profile, config, groups, kv_itemsize=kv_itemsize, memory=memory_bytes, context=context, ranks=ranks)
-        for ranks in counts
+        _fit(profile, config, groups, kv=kv, memory=memory_bytes, context=context, ranks=ranks) for ranks in counts
     )
 
 
@@ -47,12 +49,12 @@ def _fit(
     config: Mapping[str, Any],
     groups: Sequence[WeightGroup],
     *,
-    kv_itemsize: int,
+    kv: int,
     memory: int,
     context: int,
     ranks: int,
 ) -> RankFit:
-    held, per_token = rank_bytes(groups, ranks, ranks), _kv_bytes(profile, kv_itemsize, ranks)
+    held, per_token = rank_bytes(groups, ranks, ranks), _kv_bytes(profile, kv, ranks)
     problems = tuple(_problems(profile, config, ranks))
     room = 0 if problems else max(0, memory - held)
     return RankFit(
@@ -64,11 +66,10 @@ def _fit(
     )
 
 
-def _kv_bytes(profile: ModelProfile, itemsize: int, ranks: int) -> int:
+def _kv_bytes(profile: ModelProfile, kv: int, ranks: int) -> int:
     """Heads are divided, and kept twice where there are fewer heads than ranks; a latent row is kept by every rank."""
-    row = profile.kv_elements_per_token // profile.kv_heads
     heads = 1 if profile.kv_kind is KVKind.MLA else -(-profile.kv_heads // ranks)
-    return heads * row * itemsize
+    return heads * (kv // profile.kv_heads)
 
 
 def _problems(profile: ModelProfile, config: Mapping[str, Any], ranks: int) -> list[str]:

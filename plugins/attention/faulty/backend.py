@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.faults import Trigger, kill
+from engine.latent.up import LatentUp
 from engine.plugins.attention.faulty import AttentionFault
 from engine.specs.attention import AttentionBackend, AttentionBatch, KVLayout
 
@@ -41,7 +42,14 @@ class FaultyAttention(AttentionBackend):
         return Plan(self._inner.plan(batch), striking, int(batch.query_lens_host[:1].sum()))
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
-        out = self._inner.forward(layer, q, k, v, kv, plan.inner)
+        return self._struck(layer, self._inner.forward(layer, q, k, v, kv, plan.inner), plan)
+
+    def forward_latent(
+        self, layer: int, q: Tensor, rows: Tensor, up: LatentUp, kv: tuple[Tensor, ...], plan: Plan
+    ) -> Tensor:
+        return self._struck(layer, self._inner.forward_latent(layer, q, rows, up, kv, plan.inner), plan)
+
+    def _struck(self, layer: int, out: Tensor, plan: Plan) -> Tensor:
         for fault in plan.faults:
             if fault.layer == layer:
                 _strike(fault, out[: plan.first] if fault.requests == "first" else out)
