@@ -29,7 +29,8 @@ def shipped_head(profile: ModelProfile, heads: Path = HEADS) -> Path:
             return config.parent
     raise ValueError(
         f"no draft head for this model ({profile.architecture}, {profile.layers} layers of {profile.hidden_size}) "
-        "comes with the engine; name a folder with speculator.options.head: path:FOLDER, or train one with `engine train eagle`"
+        "comes with the engine; name a folder as speculator.options.head: path:FOLDER, or train one with "
+        "`engine train eagle`"
     )
 
 

@@ -23,6 +23,8 @@ from engine.testing.speculator import PROFILE as TOY
 
 MakeHead = Callable[..., tuple[Path, EagleModule]]
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SLOTS, POSITIONS, VOCAB, HIDDEN = 3, 64, 160, 64
 
 

@@ -20,6 +20,8 @@ from engine.plugins.speculators.eagle.shape import read_shape, tensors
 
 MakeHead = Callable[..., tuple[Path, EagleModule]]
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "3.0": {},
     "3.1": {"fc_norm": True, "norm_output": True},
