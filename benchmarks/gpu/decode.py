@@ -23,27 +23,13 @@ import torch  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import versions  # noqa: E402
+from shape import CONFIG  # noqa: E402
 
 from engine import SamplingParams  # noqa: E402
 from engine.client import EngineClient  # noqa: E402
 from engine.config.load import load_config  # noqa: E402
 from engine.config.model import EngineConfig  # noqa: E402
 
-CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 FLOORS = {1: 331, 8: 2630, 64: 19823, 256: 55868}  # tokens a second if memory and tensor cores did nothing else
 REACH = {1: 270, 8: 2050, 64: 14500, 256: 33000}
 
