@@ -54,3 +54,16 @@ def test_greedy_tokens_equal_those_of_transformers(served: tuple[Path, list[Case
             assert (outcome.cached_tokens > 0) or not (traffic.warm or build.pair)
             assert (outcome.preemptions > 0) == traffic.preempt
             assert (outcome.fetched == len(cases)) == bool(build.pair)
+
+
+def test_8_bit_rows_give_the_same_tokens_in_any_composition(served: tuple[Path, list[Case]]) -> None:
+    """What is new is read from the cache as well, so neither chunks nor prefix hits change what a prompt sees."""
+    folder, cases = served
+    pages = ["kv_cache.dtype=fp8", "kv_cache.page_size=8", "kv_cache.pages=128", "device.threads=1", "grammar=none"]
+    base = [f"model.source=path:{folder}", "model.dtype=float32", *pages]
+    with ParityBench(Build(cache="paged"), base) as bench:
+        plain = [Case(case.name, case.prompt, got[0]) for case in cases for got in bench._generate([case], False)]
+    assert [case.expected for case in plain] != [case.expected for case in cases], "8 bits are no rounding at all"
+    with ParityBench(Build(cache="radix", chunk=16), base) as bench:
+        for traffic in TRAFFIC:
+            assert not bench.run(traffic, plain).wrong
