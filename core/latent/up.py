@@ -44,7 +44,8 @@ class LatentUp:
 
     def to(self, device: torch.device) -> Self:
         """The same in another place."""
-        return type(self)(*(part.to(device) for part in (self.weight, self.key, self.value)), self.ops)
+        weight, key, value = (part.to(device) for part in (self.weight, self.key, self.value))
+        return type(self)(weight, key, value, self.ops)
 
     def absorb(self, queries: Tensor) -> Tensor:
         """[T, heads, nope + rope] -> [T, heads, latent + rope], which meet rows as they are stored."""

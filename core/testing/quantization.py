@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.capabilities import Flag, Needs
+from engine.ops import select
 from engine.specs.quantization import Linear, Quantization
 from engine.testing.checkpoints import TensorWeights
 from engine.testing.claims import proves
@@ -35,6 +36,16 @@ def checkpoint() -> TensorWeights:
     weights = {name: torch.randn(rows, WIDTH, generator=random) * 0.05 for name, rows in ROWS.items()}
     biases = {f"{name[0]}.bias": torch.randn(rows, generator=random) for name, rows in ROWS.items()}
     return TensorWeights(weights | biases)
+
+
+EXPERTS = 3
+
+
+def experts_checkpoint() -> TensorWeights:
+    """Three small gated networks."""
+    random = torch.Generator().manual_seed(4)
+    names = [f"{part}.{expert}" for part in ("gate", "up", "down") for expert in range(EXPERTS)]
+    return TensorWeights({name: torch.randn(WIDTH, WIDTH, generator=random) * WIDTH**-0.5 for name in names})
 
 
 class QuantizationConformance(OfferConformance):
@@ -137,6 +148,29 @@ class QuantizationConformance(OfferConformance):
         got, want = head(x).cpu().double(), self.dense(x, "q")
         assert got.shape == want.shape
         assert (got - want).norm() / want.norm() < COARSE
+
+    def test_experts_give_the_weighted_sum_of_those_chosen(self, dtype: str) -> None:
+        """Each token's, whoever else chose them; parts that are left to the next norm count when they are summed."""
+        device, kind = torch.device(self.device.kind), getattr(torch, dtype)
+        tensors = experts_checkpoint().tensors
+        names = [[f"{part}.{expert}" for part in ("gate", "up", "down")] for expert in range(EXPERTS)]
+        experts = self.quantization(dtype).experts(TensorWeights(tensors), names, device)
+        x, ids = self.inputs(dtype, 5), torch.tensor([[0, 2], [2, 1], [0, 1], [2, 0], [2, 1]], device=device)
+        weights = torch.rand(5, 2, generator=torch.Generator().manual_seed(1)).to(device)
+        ops = select(self.device, kind)
+        with torch.inference_mode():
+            got = experts(x, ids.int() if device.type == "cuda" else ids, weights, ops)
+        assert got.dtype is kind
+        got = (got if got.dim() == 2 else got.sum(1)).cpu().double()
+        want = torch.zeros(5, WIDTH, dtype=torch.float64)
+        for token, (chosen, factors) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
+            for expert, factor in zip(chosen, factors, strict=True):
+                gate, up, down = (tensors[name].to(kind).double() for name in names[expert])
+                states = x[token].double().cpu()
+                want[token] += factor * (down @ (torch.nn.functional.silu(gate @ states) * (up @ states)))
+        lossless = Flag.LOSSLESS in self.offer.capabilities.flags
+        assert (got - want).norm() / want.norm() < (ROUNDING[dtype] if lossless else COARSE)
+        assert experts.weight_bytes() > 0
 
     def test_bytes_are_counted_and_a_dense_weight_is_the_weight(self, dtype: str) -> None:
         """Of `dense`, None is the other possible answer."""

@@ -126,30 +126,24 @@ def test_blocks_of_fp8_are_read_as_what_they_stand_for(tiny: Callable[[str], Pat
     assert not torch.equal(run(load(packed), [TEXT])[0], run(load(tiny("deepseek-v3")), [TEXT])[0])
 
 
-def test_fp8_stays_fp8_where_the_quantization_multiplies_it(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    """Half the bytes of the dense weights in half precision, and the same logits up to its rounding."""
+def load_kept(folder: Path, *, kept: bool = True) -> Any:
+    """In half precision by a quantization that multiplies FP8 as it is stored, or that doesn't."""
     pytest.importorskip("triton")
     from engine.plugins.quantization.narrow.linear import NarrowQuantization
 
-    folder, loader = (
-        rewritten(tiny("deepseek-v3"), tmp_path, in_blocks, quantization_config=BLOCKS),
-        SafetensorsLoader(),
-    )
+    made = NarrowQuantization(torch.float16, scaled=kept)
+    linears: Any = Offer(name="narrow", summary="made in a test", build=lambda options, **context: made)
+    loader = SafetensorsLoader()
     config = loader.config(folder)
-    made = {}
-    for kept in (True, False):
-        linears: Any = Offer(
-            name="narrow", summary="", build=lambda options, k=kept, **_: NarrowQuantization(torch.float16, scaled=k)
-        )
-        made[kept] = build_model(OFFER, linears, config, loader.open(folder, config), torch.float16)
-    assert made[True].weight_bytes() < 0.75 * made[False].weight_bytes()
-    ours, theirs = run(made[True], [TEXT[:6]])[0], reference_of_blocks(folder, TEXT[:6])
-    assert ((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).median() < 0.03
+    return build_model(OFFER, linears, config, loader.open(folder, config), torch.float16)
 
 
-def reference_of_blocks(folder: Path, text: list[int]) -> Tensor:
-    """The logits of the dense float32 model that a folder in blocks stands for."""
-    return run(load(folder), [text])[0]
+def test_fp8_stays_fp8_where_the_quantization_multiplies_it(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = rewritten(tiny("deepseek-v3"), tmp_path, in_blocks, quantization_config=BLOCKS)
+    ours = load_kept(folder)
+    assert ours.weight_bytes() < 0.75 * load_kept(folder, kept=False).weight_bytes()
+    got, want = run(ours, [TEXT[:6]])[0], run(load(folder), [TEXT[:6]])[0]
+    assert ((got - want).norm(dim=-1) / want.norm(dim=-1)).median() < 0.03
 
 
 def without_a_scale(weights: dict[str, Tensor]) -> None:
@@ -175,6 +169,8 @@ def test_scales_that_are_absent_or_no_numbers_are_refused(
     folder = rewritten(tiny("deepseek-v3"), tmp_path, change, quantization_config=BLOCKS)
     with pytest.raises(ValueError, match=words):
         load(folder)
+    with pytest.raises(ValueError, match=words):
+        load_kept(folder)
 
 
 def plain(**changes: Any) -> dict[str, Any]:
