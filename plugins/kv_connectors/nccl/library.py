@@ -47,9 +47,10 @@ class Library:
     """NCCL, as torch has loaded it."""
 
     def __init__(self) -> None:
-        # Both ends are on one host and there are two of them: meet at the loopback device, and no multicast.
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        # NCCL has no other way to be told: both ends are on one host and there are two of them, so they meet at the
+        # loopback device and need no multicast.
+        os.putenv("NCCL_SOCKET_IFNAME", "lo")
+        os.putenv("NCCL_NVLS_ENABLE", "0")
         self._nccl = ctypes.CDLL("libnccl.so.2")
         self._nccl.ncclGetErrorString.restype = c_char_p
         self._nccl.ncclCommInitRankConfig.argtypes = (POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(_Config))
