@@ -51,7 +51,8 @@ class Build:
     def overrides(self, base: Sequence[str]) -> list[str]:
         """`--set` values."""
         chunk = [] if self.chunk is None else [f"scheduler.prefill_chunk={self.chunk}"]
-        return [*base, f"kv_cache.use={self.cache}", f"speculator.use={self.speculator}", *chunk]
+        drafts = [f"speculator.use={self.speculator}", "speculator.controller=false"]  # every step, as long as possible
+        return [*base, f"kv_cache.use={self.cache}", *drafts, *chunk]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

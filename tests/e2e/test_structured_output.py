@@ -57,5 +57,5 @@ def test_texts_have_their_form_and_neither_drafts_nor_neighbours_change_them() -
     for name, (_, holds) in FORMS.items():
         assert holds(plain[name]), f"{name}: {plain[name]!r}"
     assert plain["free"] == alone["free"]
-    with LLM(overrides=(*fixed, "speculator=ngram")) as llm:
+    with LLM(overrides=(*fixed, "speculator.use=ngram", "speculator.controller=false")) as llm:
         assert texts(llm, [*FORMS, "free"]) == plain

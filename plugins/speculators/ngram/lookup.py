@@ -18,13 +18,12 @@ class History:
     dictionary serves every longer n-gram too, since those are found by comparing backwards.
     """
 
-    __slots__ = ("_earlier", "_latest", "_max", "_min", "drafts")
+    __slots__ = ("_earlier", "_latest", "_max", "_min")
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min, self._max = min_match, max_match
         self._latest: dict[tuple[int, ...], int] = {}
         self._earlier: list[int | None] = []  # for the n-gram before position p, at p - min_match: the one before it
-        self.drafts: int | None = None  # most draft tokens that acceptance so far speaks for; None before any verdict
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Index what was appended since the last call; O(new tokens)."""
@@ -73,14 +72,7 @@ class NgramSpeculator(Speculator):
         start = history.follower(tokens)
         if start is None:
             return Draft()
-        wanted = context.max_tokens if history.drafts is None else min(history.drafts, context.max_tokens)
-        return Draft(continuation(tokens, start, wanted))
-
-    def accepted(self, request_id: str, drafted: int, accepted: int) -> None:
-        """Double the length while whole drafts are kept; else go back to one more than was kept."""
-        history = self._histories.get(request_id)
-        if history is not None and drafted > 0:
-            history.drafts = 2 * drafted if accepted >= drafted else accepted + 1
+        return Draft(continuation(tokens, start, context.max_tokens))
 
     def forget(self, request_id: str) -> None:
         """See `Speculator.forget`; unknown ids are no news."""

@@ -135,21 +135,6 @@ def test_a_request_that_shrank_is_indexed_anew(speculator: NgramSpeculator) -> N
     assert propose(speculator, [9, 9, 4, 9, 9], room=1) == [4]
 
 
-def test_length_adapts_to_acceptance(speculator: NgramSpeculator) -> None:
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2]
-    assert len(propose(speculator, text, room=8)) == 8
-    speculator.accepted("r", 8, 1)
-    assert len(propose(speculator, text, room=8)) == 2
-    speculator.accepted("r", 2, 2)
-    assert len(propose(speculator, text, room=8)) == 4
-    speculator.accepted("r", 4, 0)
-    assert len(propose(speculator, text, room=8)) == 1
-    speculator.accepted("r", 0, 0)  # nothing was drafted, so nothing was learnt
-    assert len(propose(speculator, text, room=8)) == 1
-    speculator.forget("r")
-    assert len(propose(speculator, text, room=8)) == 8
-
-
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match="max_match 2 is below min_match 3"):
         ngram.NgramOptions(min_match=3, max_match=2)
