@@ -74,9 +74,9 @@ def test_each_is_listed_and_its_configuration_valid(site: Path) -> None:
     engine = ("-c", "from engine.server.cli.main import main; main()")
     listed = json.loads(run(site, *engine, "plugins", "list", "--json").stdout)
     ours = {entry["name"]: entry for entry in listed if entry["distribution"] != "engine-llm"}
-    assert {name: entry["state"] for name, entry in ours.items() if name in ("flex_attention", "suffix")} == {
+    assert {name: entry["state"] for name, entry in ours.items() if name in ("flex_attention", "automaton")} == {
         "flex_attention": "ok",
-        "suffix": "ok",
+        "automaton": "ok",
     }
     for name in PACKAGES:
         result = run(site, *engine, "config", "check", str(EXAMPLES / name / "engine.yaml"))
@@ -87,8 +87,9 @@ SCRIPT = """
 import json, sys
 from engine import LLM, SamplingParams
 results = []
-for config in (None, *sys.argv[2:]):
-    overrides = [f"model.source=path:{sys.argv[1]}", "model.loader=dummy", "model.dtype=float32", "kv_cache.pages=128"]
+base = [f"model.source=path:{sys.argv[1]}", "model.loader=dummy", "model.dtype=float32", "kv_cache.pages=128"]
+always = [*base, "speculator.controller=false"]
+for config, overrides in ((None, base), *((config, base) for config in sys.argv[2:]), (sys.argv[-1], always)):
     with LLM(config, overrides) as llm:
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         texts = [llm.generate([prompt], params)[0].token_ids for prompt in ("once upon a time", "abcabcabc")]
@@ -111,15 +112,25 @@ def results(site: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
 
 
 def test_the_text_is_the_same_with_each(results: list[dict[str, Any]]) -> None:
-    built_in, flex, suffix = results
+    built_in, flex, *automata = results
     assert flex["parts"]["attention"] == "flex"
-    assert suffix["parts"]["speculator"] == "suffix"
     assert [len(text) for text in built_in["texts"]] == [40, 40]
     assert flex["texts"] == built_in["texts"]
-    assert suffix["texts"] == built_in["texts"]
+    for automaton in automata:
+        assert automaton["parts"]["speculator"] == "automaton"
+        assert automaton["texts"] == built_in["texts"]
 
 
 def test_drafts_are_accepted(results: list[dict[str, Any]]) -> None:
-    drafts = results[2]["drafts"]
+    drafts = results[3]["drafts"]
     assert drafts["faults"] == 0
     assert drafts["accepted"] > 10
+    assert drafts["controller"] == {}
+
+
+def test_the_controller_works_for_a_stranger(results: list[dict[str, Any]]) -> None:
+    """Whether it pays here is a matter of time, so of the machine."""
+    drafts = results[2]["drafts"]
+    assert drafts["faults"] == 0
+    assert drafts["controller"]["state"] in ("off", "probing", "on")
+    assert 0 <= drafts["accepted"] <= drafts["drafted"]

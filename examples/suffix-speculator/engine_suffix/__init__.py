@@ -33,7 +33,7 @@ def speculators() -> list[Offer[Speculator]]:
     """One speculator."""
     return [
         Offer(
-            name="suffix",
+            name="automaton",
             summary="drafts what followed the longest earlier occurrence of the last tokens",
             build=build,
             options=SuffixOptions,
