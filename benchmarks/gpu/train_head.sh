@@ -11,6 +11,6 @@ for f in "$stdlib"/*.py "$stdlib"/email/*.py "$stdlib"/asyncio/*.py core/*.py pl
   [ -f "$f" ] && n=$((n + 1)) && head -c 60000 "$f" > /tmp/corpus/$n.txt
 done
 echo "$n files of text"
-python3 -c 'from engine.server.cli.main import main; main()' train eagle benchmarks/gpu/train_head.yaml "$@" 2>&1 | tee "$out/train.log"
+timeout -s INT 395 python3 -c 'from engine.server.cli.main import main; main()' train eagle benchmarks/gpu/train_head.yaml "$@" 2>&1 | tee "$out/train.log"
 for head in /tmp/heads/*/; do cp -r "$head" "$out/"; done
 ls -la "$out" "$out"/*/

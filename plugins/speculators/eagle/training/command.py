@@ -92,7 +92,7 @@ def print_table(measured: Sequence[Measured], draft: int) -> None:
 
     table = Table(title=f"tokens per pass of the target, chains of {draft} draft tokens, greedy")
     contexts = sorted({cell.context for cell in measured})
-    for name in ("head", "prompts", *(f"at {context:,}" if context else "" for context in contexts)):
+    for name in ("head", "prompts", *(f"at {context:,}" if context else "as they are" for context in contexts)):
         table.add_column(name, justify="left" if name in ("head", "prompts") else "right")
     for head, kind, found in _rows(measured):
         table.add_row(head, kind, *(f"{found[context]:.2f}" if context in found else "" for context in contexts))

@@ -97,7 +97,9 @@ class EvaluationSection(Options):
         default=None, description="JSON lines with `class` and `prompt`; text held back if unset."
     )
     filler: list[str] = Field(default=[], description="Glob patterns of files that fill a prompt up to a context.")
-    contexts: list[Count] = Field(default=[256], min_length=1, description="Tokens of context before the answer.")
+    contexts: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[0], min_length=1, description="Tokens of context before the answer; 0 is the prompt as it is."
+    )
     tokens: Count = Field(default=128, description="Tokens of each answer.")
     draft: int = Field(default=4, ge=1, le=16, description="Draft tokens of a chain.")
 

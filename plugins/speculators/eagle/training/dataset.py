@@ -26,11 +26,17 @@ class Rows(NamedTuple):
 
 
 def pack(documents: Sequence[Document], length: int) -> Rows:
-    """Rows of `length` tokens; the last, incomplete one is left out. Long rows hold several documents: so a head learns
-    to draft far from the start of a context, although few documents are so long."""
-    if not documents:
-        return Rows(np.zeros((0, length), np.int32), np.zeros((0, length), bool))
-    tokens, taught = (np.concatenate(part) for part in zip(*documents, strict=True))
+    """Rows of `length` tokens. Whole rows of one document first; what is left of each document is put behind each other
+    and cut, so that long rows hold several: a head learns to draft far from the start of a context, although few
+    documents are so long. The last, incomplete row is left out."""
+    whole, rest = list[Document](), list[Document]()
+    for tokens, taught in documents:
+        end = len(tokens) // length * length
+        whole.append(Document(tokens[:end], taught[:end]))
+        rest.append(Document(tokens[end:], taught[end:]))
+    parts = [*whole, *rest]
+    tokens = np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)])
+    taught = np.concatenate([np.zeros(0, bool), *(part.taught for part in parts)])
     count = len(tokens) // length
     return Rows(tokens[: count * length].reshape(count, length), taught[: count * length].reshape(count, length))
 

@@ -115,8 +115,12 @@ def make_students(config: TrainConfig, target: Target, ids: Tensor) -> tuple[lis
 
 
 def rows_of(documents: Sequence[Document], contexts: Sequence[int]) -> list[Rows]:
-    """Rows of every length; each document goes to one of them, in turn."""
-    rows = [pack(documents[i :: len(contexts)], length) for i, length in enumerate(contexts)]
+    """Rows of every length: long documents go to the longest, the others to each in turn."""
+    longest, turns = max(contexts), list[list[Document]]([[] for _ in contexts])
+    for number, document in enumerate(documents):
+        long = len(document.tokens) > 2 * min(contexts)
+        turns[contexts.index(longest) if long else number % len(contexts)].append(document)
+    rows = [pack(some, length) for some, length in zip(turns, contexts, strict=True)]
     if not any(len(some.tokens) for some in rows):
         total = sum(len(document.tokens) for document in documents)
         raise ConfigError(f"{total:,} tokens of text fill no row of training.contexts; have more text, or shorter rows")
