@@ -134,7 +134,7 @@ class CudaRunner(Runner):
             with self.tracer.span("runner", "pack", batch.number), self.tracer.span("device", "step", batch.number):
                 return self._launch(entries)
         self._settle(wait=True)
-        result = self._compute(entries, batch.number)
+        result = self._speculate(entries, batch.number)
         for entry in entries:
             self._device_position[entry.slot] = -1
         return lambda: result
@@ -174,8 +174,9 @@ class CudaRunner(Runner):
             self._device_pages[entry.slot] = min(self._device_pages[entry.slot], entry.first_page)
 
     def _is_plain(self, entry: Entry) -> bool:
-        tapped = self.taps.hidden_layers or self.taps.final_hidden
-        return self._plain[entry.slot] and not entry.drafts and not tapped
+        tapped = self.resident is None and (self.taps.hidden_layers or self.taps.final_hidden)
+        drafted = entry.drafts or entry.draft_slots or entry.follow
+        return self._plain[entry.slot] and not drafted and not tapped
 
     def _settle(self, *, wait: bool) -> None:
         """Write tokens that have arrived into the host's table; with `wait` all of them."""
@@ -284,7 +285,7 @@ class CudaRunner(Runner):
         inputs, rows, tokens = self._inputs_on_device, len(lens), int(lens.sum())
         inputs.prepare(rows)
         batch = inputs.batch(lens, ends, spread=spread, may_share=shared)
-        self._step.plan, self._step.tapped = self.backend.plan(batch), []
+        self._step.begin(self.backend.plan(batch), tapping=False)
         hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
         logits = self.model.logits(hidden if every else hidden[inputs.last_index[:rows]])
         sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
