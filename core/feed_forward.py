@@ -38,7 +38,7 @@ class RoutedExperts:
 
     def __call__(self, x: Tensor, ops: Ops) -> Tensor:
         """[T, hidden] -> what `Ops.add_rms_norm` adds: [T, hidden], or its parts [T, parts, hidden]."""
-        return self.experts(x, *ops.route(x, self.router, self.correction, self.rule), ops)
+        return self.experts(x, *ops.route(x, self.router, self.correction, self.rule), ops, self.rule.always)
 
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory."""

@@ -80,7 +80,7 @@ class Layer:
         """Microseconds of each kernel, over inputs that take turns."""
         sets = [self.inputs(tokens) for _ in range(8 if tokens <= 8 else 2)]
         cut = cut or grouped.choose_cut(tokens, RULE.taken, 66)
-        orders = [grouped._arrange(ids, 66, cut.block) for _, ids, _ in sets]
+        orders = [grouped._arrange(ids, 66, cut.block, 2) for _, ids, _ in sets]
         active = [randn(tokens * RULE.taken, INNER) for _ in sets]
         made = randn(tokens * RULE.taken, HIDDEN)
         number = itertools.cycle(range(len(sets)))
@@ -95,10 +95,10 @@ class Layer:
 
         runs: dict[str, Callable[[], Any]] = {
             "route": lambda: self.ops.route(sets[next(number)][0], self.router, None, RULE),
-            "arrange": lambda: grouped._arrange(sets[next(number)][1], 66, cut.block),
+            "arrange": lambda: grouped._arrange(sets[next(number)][1], 66, cut.block, 2),
             "up": up,
             "down": down,
-            "mix": lambda: grouped.mix(*sets[next(number)], self.gate_up, self.down),
+            "mix": lambda: grouped.mix(*sets[next(number)], self.gate_up, self.down, 2),
         }
         found = {name: graphed(run, len(sets)) for name, run in runs.items()}
         return found | {"floor": self.floor(sets[0][1]), "experts": len(sets[0][1].unique())}

@@ -52,11 +52,12 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack, always: int = 0) -> Tensor:
         """The weighted sum of the outputs of each token's experts, down(silu(gate x) * up x).
 
         [T, hidden], or [T, parts, hidden] whose parts are still to be summed, as `add_rms_norm` does. ids and weights
-        are as `route` gives them; `gate_up` holds the rows of gate, then those of up.
+        are as `route` gives them, for a rule with so many experts that are taken `always`; `gate_up` holds the rows of
+        gate, then those of up.
         """
 
     @abstractmethod

@@ -53,8 +53,8 @@ class StackedExperts(Experts):
     def __init__(self, gate_up: Stack, down: Stack) -> None:
         self._gate_up, self._down = gate_up, down
 
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
-        return ops.mix(x, ids, weights, self._gate_up, self._down)
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops, always: int = 0) -> Tensor:
+        return ops.mix(x, ids, weights, self._gate_up, self._down, always)
 
     def weight_bytes(self) -> int:
         return self._gate_up.nbytes + self._down.nbytes
@@ -66,7 +66,7 @@ class LinearExperts(Experts):
     def __init__(self, gate_ups: Sequence[Linear], downs: Sequence[Linear]) -> None:
         self._gate_ups, self._downs = list(gate_ups), list(downs)
 
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops, always: int = 0) -> Tensor:
         def run(expert: int, states: Tensor) -> Tensor:
             return self._downs[expert](self._gate_ups[expert].gated(states, ops))
 

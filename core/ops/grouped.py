@@ -54,6 +54,8 @@ class Order:
     owners: Tensor  # int32 [blocks]
     ids: Tensor  # int32 [slots]
     kind: int  # EACH, SORTED or WHOLE
+    always: int  # experts that every token takes; theirs are the first blocks
+    per: int  # blocks of each of them
 
 
 class Router:
@@ -110,12 +112,12 @@ class Router:
         return ids, weights
 
 
-def mix(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+def mix(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack, always: int) -> Tensor:
     """See `Ops.mix`; ids int32 [T, taken], dense. The parts [T, taken, hidden] are what is not summed yet."""
     tokens, taken = ids.shape
     experts, width, inner = down.values.shape
     cut = choose_cut(tokens, taken, experts)
-    order = _arrange(ids, experts, cut.block)
+    order = _arrange(ids, experts, cut.block, always)
     active = torch.empty(tokens * taken, inner, dtype=x.dtype, device=x.device)
     made = torch.empty(tokens, taken, width, dtype=x.dtype, device=x.device)
     _multiply(x, gate_up, active, order, cut.block, cut.up, share=taken, gated=True)
@@ -133,7 +135,7 @@ def multiply_scaled(x: Tensor, weight: Stack, *, gated: bool = False) -> Tensor:
     y = torch.empty(tokens, out // 2 if gated else out, dtype=x.dtype, device=x.device)
     cut = choose_cut(tokens, 1, 1)
     blocks = triton.cdiv(tokens, cut.block)
-    order = Order(blocks, x, x, x, WHOLE.value)  # of which nothing is read
+    order = Order(blocks, x, x, x, WHOLE.value, 0, 1)  # of which nothing is read
     _multiply(x, weight, y, order, cut.block, cut.up, gated=gated)
     return y
 
@@ -150,10 +152,10 @@ def choose_cut(tokens: int, taken: int, experts: int) -> Cut:
     return Cut(128, Tiling(128, 64, 8, 4), Tiling(128, 64, 8, 4))
 
 
-def _arrange(ids: Tensor, experts: int, block: int) -> Order:
+def _arrange(ids: Tensor, experts: int, block: int, always: int) -> Order:
     slots, device = ids.numel(), ids.device
     if ids.shape[0] == 1:
-        return Order(slots, ids, ids, ids, EACH.value)
+        return Order(slots, ids, ids, ids, EACH.value, always, 1)
     blocks = min(slots, experts + slots // block)
     rows = torch.empty(blocks, block, dtype=torch.int32, device=device)
     owners = torch.empty(blocks, dtype=torch.int32, device=device)
@@ -164,14 +166,16 @@ def _arrange(ids: Tensor, experts: int, block: int) -> Order:
         owners,
         slots,
         blocks,
-        EXPERTS=triton.next_power_of_2(experts + 1),
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts + 1),
+        ALWAYS=always,
         BLOCK=block,
         CHUNK=chunk,
         EARLY=EARLY,
         num_warps=4 if chunk <= 2048 else 8,
         launch_pdl=EARLY,
     )
-    return Order(blocks, rows, owners, ids, SORTED.value)
+    return Order(blocks, rows, owners, ids, SORTED.value, always, triton.cdiv(ids.shape[0], block))
 
 
 def _multiply(
@@ -206,10 +210,14 @@ def _multiply(
         n,
         k,
         x.stride(0),
+        order.per,
         ROWS=cut.rows,
         BLOCK=block,
         DEPTH=depth,
         SHARE=share,
+        EXPERTS=len(weight.values),
+        ALWAYS=order.always,
+        AHEAD=triton.next_power_of_2(k) if block <= 32 and not scaled else 0,
         GATED=gated,
         ORDER=order.kind,
         WEIGHTED=factors is not None,

@@ -55,7 +55,7 @@ class TorchOps(Ops):
     def route(self, x: Tensor, router: Tensor, correction: Tensor | None, rule: Routing) -> tuple[Tensor, Tensor]:
         return route(x, router, correction, rule)
 
-    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack, always: int = 0) -> Tensor:
         return mix_stacks(x, ids, weights, gate_up, down, self)
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.dependent import begin, wait
+from engine.ops.dependent import begin, fetch, wait
+
+LINE = tl.constexpr(64)
+"""Elements of 16 bits in a cache line."""
 
 EACH = tl.constexpr(0)
-"""Block b is slot b alone."""
+"""Each slot is a block of its own, the last ALWAYS first."""
 SORTED = tl.constexpr(1)
 """Blocks are those of `arrange`."""
 WHOLE = tl.constexpr(2)
@@ -45,10 +48,14 @@ def grouped(
     n,
     k,
     x_row,
+    per,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
     SHARE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ALWAYS: tl.constexpr,
+    AHEAD: tl.constexpr,
     GATED: tl.constexpr,
     ORDER: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -66,6 +73,9 @@ def grouped(
     is multiplied by factors float32 [slots]. What a block is says ORDER, and ids int32 [slots] the expert of a slot
     for EACH. With SCALED, each SIDE x SIDE block of the weight has a factor in scales
     float32 [experts, ceil(n / SIDE), ceil(k / SIDE)], and DEPTH divides SIDE. ONCE: the weight isn't read again soon.
+
+    The first blocks are those of the last ALWAYS of EXPERTS, `per` of each: their weights, AHEAD columns of them (0:
+    none), can be asked for while the router still works.
     """
     begin(EARLY)
     tile = tl.program_id(0)
@@ -81,6 +91,11 @@ def grouped(
     row = tl.minimum(row, n - 1)
     t = tl.arange(0, BLOCK)
     at = tl.arange(0, DEPTH)
+    if EARLY and AHEAD > 0 and ALWAYS > 0:  # noqa: SIM102 (known when it is compiled)
+        if block < ALWAYS * per and block % per == 0:
+            known = weight + tl.cast(EXPERTS - ALWAYS + block // per, tl.int64) * n * k
+            line = tl.minimum(tl.arange(0, AHEAD // LINE) * LINE, k - 1)
+            fetch(known + row.to(tl.int64)[:, None] * k + line[None, :])
     wait(EARLY)
     if ORDER == SORTED:
         expert = tl.load(owners + block)
@@ -89,8 +104,8 @@ def grouped(
         slot = tl.load(rows + block * BLOCK + t)
         is_slot = slot >= 0
     elif ORDER == EACH:
-        expert = tl.load(ids + block)
-        slot = block + t * 0
+        slot = (block + slots - ALWAYS) % slots + t * 0
+        expert = tl.load(ids + (block + slots - ALWAYS) % slots)
         is_slot = t == 0
     else:
         expert = tl.cast(0, tl.int32)

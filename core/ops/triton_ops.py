@@ -266,8 +266,8 @@ class TritonOps(Ops):
             self._routers[x.device] = grouped.Router(x.device)
         return self._routers[x.device](x, router, correction, rule)
 
-    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack) -> Tensor:
-        return grouped.mix(x, ids, weights, gate_up, down)
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Stack, down: Stack, always: int = 0) -> Tensor:
+        return grouped.mix(x, ids, weights, gate_up, down, always)
 
 
 def _token_tile(tokens: int) -> int:

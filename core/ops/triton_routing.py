@@ -144,6 +144,8 @@ def arrange(
     slots,
     capacity,
     EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    ALWAYS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
@@ -151,27 +153,30 @@ def arrange(
     """Sort slots (a token's choices, all tokens in order) into blocks of one expert each; program (expert).
 
     ids int32 [slots]; rows int32 [capacity, BLOCK], the slots of a block, -1 where it has fewer; owners int32
-    [capacity], each block's expert, -1 behind the last block. EXPERTS is a power of two above every id. In a block, and
-    from one of an expert's blocks to its next, slots ascend.
+    [capacity], each block's expert, -1 behind the last block. The last ALWAYS of the EXPERTS come first. In a block,
+    and from one of an expert's blocks to its next, slots ascend. PADDED is a power of two above EXPERTS.
     """
     begin(EARLY)
     wait(EARLY)
-    expert = tl.program_id(0)
+    turn = tl.program_id(0)
+    expert = (turn + EXPERTS - ALWAYS) % EXPERTS
     i = tl.arange(0, CHUNK)
-    each = tl.arange(0, EXPERTS)
-    counts = tl.zeros([EXPERTS], tl.int32)
+    each = tl.arange(0, PADDED)
+    counts = tl.zeros([PADDED], tl.int32)
     for at in range(0, slots, CHUNK):
-        found = tl.load(ids + at + i, mask=at + i < slots, other=EXPERTS - 1)
+        is_slot = at + i < slots
+        found = (tl.load(ids + at + i, mask=is_slot, other=0) + ALWAYS) % EXPERTS
         missing = tl.maximum(at + CHUNK - slots, 0)
-        counts += tl.histogram(found, EXPERTS) - tl.where(each == EXPERTS - 1, missing, 0)
+        counts += tl.histogram(tl.where(is_slot, found, PADDED - 1), PADDED)
+        counts -= tl.where(each == PADDED - 1, missing, 0)
     blocks = tl.cdiv(counts, BLOCK)
     ends = tl.cumsum(blocks, 0)
-    mine = each == expert
+    mine = each == turn
     own = tl.sum(tl.where(mine, blocks, 0))
     first = tl.sum(tl.where(mine, ends, 0)) - own
     for at in range(0, own, CHUNK):
         tl.store(owners + first + at + i, expert, mask=at + i < own)
-    if expert == 0:
+    if turn == 0:
         for at in range(tl.max(ends), capacity, CHUNK):
             tl.store(owners + at + i, -1, mask=at + i < capacity)
     to = rows + first * BLOCK

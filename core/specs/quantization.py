@@ -60,7 +60,7 @@ class Experts(ABC):
     """The gated feed-forward networks of one layer among which a router chooses for each token."""
 
     @abstractmethod
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, ops: Ops, always: int = 0) -> Tensor:
         """The weighted sum of each token's experts, in x's dtype: arguments and result as those of `Ops.mix`."""
 
     @abstractmethod
