@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.ops.experts import Stack
+from engine.ops.experts import Stack, mix, mix_all
 from engine.ops.reference import TorchOps
 from engine.routing import Routing
 
@@ -61,7 +61,7 @@ def sets(ids: Tensor, weights: Tensor) -> list[list[tuple[int, float]]]:
     return [sorted(zip(*pair, strict=True)) for pair in zip(ids.tolist(), weights.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("name", RULES)
 def test_the_same_experts_are_chosen(name: str, tokens: int) -> None:
     rule = Routing(**RULES[name])
@@ -98,8 +98,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     assert ids[[0, 2, 3]].tolist() == clean[[0, 2, 3]].tolist()
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 70])
-@pytest.mark.parametrize("name", ["v2-lite", "v3"])
+@pytest.mark.parametrize(("name", "tokens"), [("v3", 1), ("v2-lite", 3), ("v2-lite", 40)])
 def test_the_same_sums_come_out(name: str, tokens: int) -> None:
     rule = Routing(**RULES[name])
     x, router = half(draw(tokens, HIDDEN)), half(draw(rule.experts, HIDDEN))
@@ -120,7 +119,7 @@ def scaled(experts: int, rows: int, columns: int) -> Stack:
     return Stack(values, (scales * columns**-0.5 / 8).to(DEVICE), 16)
 
 
-@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize("tokens", [1, 9])
 def test_fp8_is_multiplied_as_it_is_stored(tokens: int) -> None:
     rule = Routing(**RULES["qwen3"])
     x, router = half(draw(tokens, HIDDEN)), half(draw(rule.experts, HIDDEN))
@@ -131,13 +130,27 @@ def test_fp8_is_multiplied_as_it_is_stored(tokens: int) -> None:
     torch.testing.assert_close(got.float(), want, atol=5e-3, rtol=2e-2)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("tokens", [1, 20])
 def test_one_matrix_in_fp8(tokens: int) -> None:
     x, weight = half(draw(tokens, 96)), scaled(1, 70, 96)
     want = x.float() @ weight.dense(0, torch.float32).T
     torch.testing.assert_close(grouped.multiply_scaled(x, weight).float(), want, atol=5e-3, rtol=2e-3)
     gated = grouped.multiply_scaled(x, weight, gated=True).float()
     torch.testing.assert_close(gated, TorchOps().silu_mul(want), atol=1e-2, rtol=1e-2)
+
+
+def test_experts_of_linear_layers_need_not_wait_for_the_device() -> None:
+    """While a graph is captured every expert runs for every token; the sums are the same."""
+    rule = Routing(**RULES["v3"])
+    x, router = draw(5, HIDDEN), draw(rule.experts, HIDDEN)
+    gate_up, down = (Stack(draw(*one.values.shape) * 0.1) for one in stacks(rule.experts + rule.always))
+    ids, weights = TorchOps().route(x, router, draw(rule.experts), rule)
+
+    def run(expert: int, states: Tensor) -> Tensor:
+        return TorchOps().silu_mul(states @ gate_up.values[expert].T) @ down.values[expert].T
+
+    args = x, ids, weights, len(down.values), run
+    torch.testing.assert_close(mix_all(*args), mix(*args))
 
 
 def test_odd_widths_are_refused() -> None:
