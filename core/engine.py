@@ -105,7 +105,7 @@ class Engine:
         if len(add.prompt) >= self.max_context:
             limit = f"the maximum context length is {self.max_context} tokens, output included"
             return f"the prompt has {len(add.prompt)} tokens; {limit}"
-        if not all(0 <= token < self._vocab_size for token in add.prompt):
+        if min(add.prompt) < 0 or max(add.prompt) >= self._vocab_size:
             return f"the prompt has token ids outside the vocabulary of {self._vocab_size}"
         allowed = add.params.allowed_token_ids
         if allowed is not None and not all(0 <= token < self._vocab_size for token in allowed):

@@ -23,7 +23,7 @@ from engine.resident.driver import Computed, Resident
 from engine.resident.parts import ResidentParts
 from engine.sampler import Row, top_logprobs
 from engine.sampling_params import SamplingParams
-from engine.specs.attention import AttentionBackend, AttentionBatch
+from engine.specs.attention import AttentionBackend, AttentionBatch, Rotation
 from engine.specs.model import Forward, Model
 from engine.specs.speculator import Draft, TargetTaps
 from engine.trace import Tracer
@@ -47,12 +47,16 @@ class StepForward(Forward):
 
     def __init__(self, backend: AttentionBackend, pool: KVPool, taps: TargetTaps) -> None:
         self._forward, self._forward_latent, self._pool = backend.forward, backend.forward_latent, pool
+        self._forward_rotated = backend.forward_rotated
         self._tapped_layers = self._wanted = frozenset(taps.hidden_layers)
         self.plan: Any = None
         self.tapped: list[Tensor] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         return self._forward(layer, q, k, v, self._pool[layer], self.plan)
+
+    def attend_rotated(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        return self._forward_rotated(layer, q, k, v, self._pool[layer], self.plan, rotation)
 
     def attend_latent(self, layer: int, q: Tensor, rows: Tensor, up: LatentUp) -> Tensor:
         return self._forward_latent(layer, q, rows, up, self._pool[layer], self.plan)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.latent.up import LatentUp
+    from engine.ops import Ops
 
 API: Final = 1
 HOOK: Final = "attention_backends"
@@ -99,6 +100,19 @@ class AttentionBatch:
     claims `tree_levels` it may be more, and then there is no window."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Turns queries and keys by their positions; the arguments of `Ops.rope` that all layers share."""
+
+    ops: Ops
+    positions: Tensor  # int64 [T]
+    cos_sin: Tensor  # float32 [positions, width]
+
+    def turn(self, q: Tensor, k: Tensor) -> None:
+        """In place."""
+        self.ops.rope(q, k, self.positions, self.cos_sin)
+
+
 class AttentionBackend(ABC):
     """Reads and writes the paged KV of one model."""
 
@@ -128,6 +142,16 @@ class AttentionBackend(ABC):
         Returns:
             [T, heads, v_head_dim], contiguous, in the dtype of q.
         """
+
+    def forward_rotated(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, ...], plan: Any, rotation: Rotation
+    ) -> Tensor:
+        """The same from q and k that are still to be rotated, so that a backend may do it as it reads them.
+
+        They may be overwritten.
+        """
+        rotation.turn(q, k)
+        return self.forward(layer, q, k, v, kv, plan)
 
     def forward_latent(
         self, layer: int, q: Tensor, rows: Tensor, up: LatentUp, kv: tuple[Tensor, ...], plan: Any
@@ -162,5 +186,6 @@ __all__ = [
     "AttentionBatch",
     "AttentionShape",
     "KVLayout",
+    "Rotation",
     "attention_backends",
 ]

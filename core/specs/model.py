@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.latent.up import LatentUp
+    from engine.specs.attention import Rotation
     from engine.specs.quantization import Quantization
     from engine.specs.weight_loader import WeightSource
 
@@ -73,6 +74,11 @@ class Forward(ABC):
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Store KV and attend, as `AttentionBackend.forward` documents; returns [T, heads, v_head_dim]."""
+
+    def attend_rotated(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        """The same from q and k that are still to be rotated; they may be overwritten."""
+        rotation.turn(q, k)
+        return self.attend(layer, q, k, v)
 
     def attend_latent(self, layer: int, q: Tensor, rows: Tensor, up: LatentUp) -> Tensor:
         """The same for `mla`, from plain queries; see `AttentionBackend.forward_latent`."""

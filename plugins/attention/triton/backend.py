@@ -20,7 +20,7 @@ from engine.plugins.attention.triton import decode, prefill
 from engine.plugins.attention.triton.cascade import SPLITS
 from engine.plugins.attention.triton.fresh import ROWS, Fresh
 from engine.plugins.attention.triton.shared import Cascade, Shared
-from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout
+from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout, Rotation
 
 LOG2E: Final = 1.4426950408889634
 
@@ -176,13 +176,34 @@ class TritonAttention(AttentionBackend):
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
         """See `AttentionBackend.forward`."""
         assert v is not None, "K and V are kept apart"
+        return self._forward(layer, q, k, v, kv, plan, None)
+
+    def forward_rotated(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, ...], plan: Plan, rotation: Rotation
+    ) -> Tensor:
+        """See `AttentionBackend.forward_rotated`. Decodes rotate what they read."""
+        if plan.tiles or rotation.cos_sin.shape[1] != self._shape.head_dim:
+            rotation.turn(q, k)
+            return self._forward(layer, q, k, v, kv, plan, None)
+        return self._forward(layer, q, k, v, kv, plan, rotation)
+
+    def _forward(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: tuple[Tensor, ...],
+        plan: Plan,
+        rotation: Rotation | None,
+    ) -> Tensor:
         out = torch.empty(q.shape[0], self._shape.heads, self._shape.v_head_dim, dtype=q.dtype, device=q.device)
         strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], kv[0].stride(0), kv[1].stride(0))
         window = self._windows[layer]
         if plan.batch.requests_repeat:
-            self._store(k, v, kv, strides, plan.batch, 0)
+            self._store(k, v, kv, strides, plan.batch, 0, rotation)
         if plan.work:
-            self._forward_decodes(q, k, v, kv, out, strides, window, plan)
+            self._forward_decodes(q, k, v, kv, out, strides, window, plan, rotation)
         if plan.tiles:
             self._forward_rest(q, k, v, kv, out, strides, window, plan)
         return out
@@ -197,10 +218,11 @@ class TritonAttention(AttentionBackend):
         strides: tuple[int, ...],
         window: int,
         plan: Plan,
+        rotation: Rotation | None,
     ) -> None:
         batch, work, shared = plan.batch, plan.work[window], plan.work[window].shared
         if shared:
-            self._cascade.attend(q, kv, batch.block_tables, shared, self._scale, self._softcap)
+            self._cascade.attend(q, kv, batch, shared, rotation, self._scale, self._softcap)
         decode.decode[(len(work.items), self._shape.kv_heads)](
             q,
             k,
@@ -217,6 +239,8 @@ class TritonAttention(AttentionBackend):
             batch.seq_lens,
             batch.block_tables,
             batch.slot_mapping,
+            batch.positions,
+            work.partial_out if rotation is None else rotation.cos_sin,
             *strides,
             batch.block_tables.stride(0),
             self._scale,
@@ -227,6 +251,7 @@ class TritonAttention(AttentionBackend):
             WINDOW=window > 0,
             STAGES=self._decode.stages,
             STORE=not batch.requests_repeat,
+            ROTATE=rotation is not None,
             SHARED=shared is not None,
             SPLITS=SPLITS,
             EARLY=EARLY,
@@ -247,7 +272,7 @@ class TritonAttention(AttentionBackend):
         plan: Plan,
     ) -> None:
         batch, shape, first = plan.batch, self._shape, plan.batch.num_decodes
-        self._store(k, v, kv, strides, batch, first)
+        self._store(k, v, kv, strides, batch, first, None)
         if self._fresh and plan.fresh and not window and self._fresh.launch(q, k, v, out, batch, plan.tiles):
             return
         tiles, pack = (self._short, self._pack(True)) if plan.packed else (self._long, 1)
@@ -288,6 +313,7 @@ class TritonAttention(AttentionBackend):
         strides: tuple[int, ...],
         batch: AttentionBatch,
         first: int,
+        rotation: Rotation | None,
     ) -> None:
         """Put the keys and values of the tokens from `first` on into their pages."""
         shape = self._shape
@@ -296,6 +322,8 @@ class TritonAttention(AttentionBackend):
             v,
             *kv,
             batch.slot_mapping,
+            batch.positions,
+            batch.positions if rotation is None else rotation.cos_sin,
             *strides[2:],
             first,
             HEADS=shape.kv_heads,
@@ -303,6 +331,7 @@ class TritonAttention(AttentionBackend):
             V_DIM=shape.v_head_dim,
             PAGE=self._page_size,
             WIDTH=triton.next_power_of_2(shape.kv_heads * max(shape.head_dim, shape.v_head_dim)),
+            ROTATE=rotation is not None,
             num_warps=4,
         )
 

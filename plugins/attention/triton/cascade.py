@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.ops.dependent import begin, wait
+from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 LEAST_KEYS: Final = 256
 """Keys that a group must share at least, in whole pages."""
@@ -136,6 +137,8 @@ def attend_shared(
     members,
     tiles,
     block_tables,
+    positions,
+    cos_sin,
     q_token,
     q_head,
     k_page,
@@ -157,6 +160,7 @@ def attend_shared(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    ROTATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Parts of tiles, one after the other: program (start, KV head).
@@ -184,11 +188,14 @@ def attend_shared(
         part = tl.cdiv(tl.cdiv(keys_in_all, parts), BLOCK) * BLOCK
         first = unit % parts * part
         end = tl.minimum(first + part, keys_in_all)
-        queries = tl.load(
-            q + request[:, None] * q_token + heads[:, None] * q_head + d[None, :],
-            mask=is_row[:, None] & (d[None, :] < DIM),
-            other=0.0,
-        )
+        is_query = is_row[:, None] & (d[None, :] < DIM)
+        q_at = q + request[:, None] * q_token + heads[:, None] * q_head
+        if ROTATE:
+            position = tl.load(positions + request, mask=is_row, other=0)
+            cos, sin = angles(cos_sin, position[:, None], d[None, :], DIM)
+            queries = load_rotated(q_at, d[None, :], is_query, cos, sin, DIM)
+        else:
+            queries = tl.load(q_at + d[None, :], mask=is_query, other=0.0)
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, V_PAD], tl.float32)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.ops.dependent import begin, wait
+from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 ITEM = 5
 """Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
@@ -43,7 +44,9 @@ def list_work(
     if SHARED:
         start = tl.load(own_start + r, mask=r < requests, other=0)
     keys = lens - start
-    part = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(keys), wanted), BLOCK), 1) * BLOCK
+    share = tl.cdiv(tl.sum(keys), wanted)
+    share += tl.where(2 * requests > wanted, share // 4, 0)  # a little more rather than two parts of most requests
+    part = tl.maximum(tl.cdiv(share, BLOCK), 1) * BLOCK
     count = tl.cdiv(keys, part)
     part = tl.cdiv(tl.cdiv(keys, tl.maximum(count, 1)), BLOCK) * BLOCK  # of equal length within a request
     count = tl.cdiv(keys, tl.maximum(part, 1))
@@ -113,6 +116,8 @@ def decode(
     seq_lens,
     block_tables,
     slot_mapping,
+    positions,
+    cos_sin,
     q_token,
     q_head,
     k_token,
@@ -139,12 +144,14 @@ def decode(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     STORE: tl.constexpr,
+    ROTATE: tl.constexpr,
     SHARED: tl.constexpr,
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One item of the work list for one KV head: program (item, KV head).
 
+    With ROTATE, queries and new keys are rotated by `cos_sin` as they are read.
     With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
     in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32
     [items, heads, 2] (maximum and sum), counters int32 [requests, KV heads], zero before and after. With SHARED, the
@@ -168,17 +175,21 @@ def decode(
     dv = tl.arange(0, V_PAD)
     is_row = row < GROUP
     heads = head * GROUP + row
-    wait(EARLY)
-    queries = tl.load(
-        q + request.to(tl.int64) * q_token + heads[:, None] * q_head + d[None, :],
-        mask=is_row[:, None] & (d[None, :] < DIM),
-        other=0.0,
-    )
+    is_query = is_row[:, None] & (d[None, :] < DIM)
+    q_at = q + request.to(tl.int64) * q_token + heads[:, None] * q_head
+    if ROTATE:
+        cos, sin = angles(cos_sin, tl.load(positions + request), d, DIM)
+        wait(EARLY)
+        queries = load_rotated(q_at, d[None, :], is_query, cos[None, :], sin[None, :], DIM)
+    else:
+        wait(EARLY)
+        queries = tl.load(q_at + d[None, :], mask=is_query, other=0.0)
     if STORE and end == length:
         slot = tl.load(slot_mapping + request)
         page = slot // PAGE
         offset = slot % PAGE
-        new_k = tl.load(k + request.to(tl.int64) * k_token + head * k_head + d, mask=d < DIM)
+        k_at = k + request.to(tl.int64) * k_token + head * k_head
+        new_k = load_rotated(k_at, d, d < DIM, cos, sin, DIM) if ROTATE else tl.load(k_at + d, mask=d < DIM)
         new_v = tl.load(v + request.to(tl.int64) * v_token + head * v_head + dv, mask=dv < V_DIM)
         tl.store(k_pages + page * k_page + (head * PAGE + offset) * DIM + d, new_k, mask=d < DIM)
         tl.store(v_pages + page * v_page + (head * PAGE + offset) * V_DIM + dv, new_v, mask=dv < V_DIM)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.plugins.attention.triton.rotate import angles, load_rotated
+
 
 @triton.jit(do_not_specialize=["first"])
 def store(
@@ -19,6 +21,8 @@ def store(
     k_pages,
     v_pages,
     slot_mapping,
+    positions,
+    cos_sin,
     k_token,
     k_head,
     v_token,
@@ -31,6 +35,7 @@ def store(
     V_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WIDTH: tl.constexpr,
+    ROTATE: tl.constexpr,
 ):
     """Put k and v of one token, all heads, where its slot says, unless that is -1; program (token after `first`)."""
     token = (first + tl.program_id(0)).to(tl.int64)
@@ -43,7 +48,12 @@ def store(
     head = i // DIM
     d = i % DIM
     here = head < HEADS
-    row = tl.load(k + token * k_token + head * k_head + d, mask=here)
+    k_at = k + token * k_token + head * k_head
+    if ROTATE:
+        cos, sin = angles(cos_sin, tl.load(positions + token), d, DIM)
+        row = load_rotated(k_at, d, here, cos, sin, DIM)
+    else:
+        row = tl.load(k_at + d, mask=here)
     tl.store(k_pages + page * k_page + (head * PAGE + offset) * DIM + d, row, mask=here)
     head = i // V_DIM
     d = i % V_DIM

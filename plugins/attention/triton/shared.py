@@ -19,7 +19,7 @@ from engine.plugins.attention.triton.cascade import (
     find_groups,
     list_groups,
 )
-from engine.specs.attention import AttentionBatch, AttentionShape
+from engine.specs.attention import AttentionBatch, AttentionShape, Rotation
 
 ROWS: Final = 128
 """Rows of a tile, requests times the heads of a KV head."""
@@ -100,7 +100,7 @@ class Cascade:
             own_start,
             parts,
             requests,
-            self._programs,
+            2 * self._programs,
             MEMBERS=self._members,
             SPLITS=SPLITS,
             **sizes,
@@ -111,8 +111,9 @@ class Cascade:
         self,
         q: Tensor,
         kv: Sequence[Tensor],
-        block_tables: Tensor,
+        batch: AttentionBatch,
         shared: Shared,
+        rotation: Rotation | None,
         scale: float,
         softcap: float,
     ) -> None:
@@ -124,11 +125,13 @@ class Cascade:
             shared.stats,
             shared.members,
             shared.tiles,
-            block_tables,
+            batch.block_tables,
+            batch.positions,
+            shared.stats if rotation is None else rotation.cos_sin,
             *q.stride()[:2],
             kv[0].stride(0),
             kv[1].stride(0),
-            block_tables.stride(0),
+            batch.block_tables.stride(0),
             scale,
             softcap,
             ROWS=self._members * self._pack,
@@ -136,6 +139,7 @@ class Cascade:
             SPLITS=SPLITS,
             BLOCK=self._block,
             STAGES=self._stages,
+            ROTATE=rotation is not None,
             EARLY=EARLY,
             num_warps=self._warps,
             launch_pdl=EARLY,

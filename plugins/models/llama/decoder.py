@@ -14,6 +14,7 @@ from engine.feed_forward import GatedMlp, RoutedExperts
 from engine.ops import Ops
 from engine.ops.rope_table import rope_table
 from engine.plugins.models.llama.shape import DecoderShape, tensors
+from engine.specs.attention import Rotation
 from engine.specs.model import Forward, Model, ModelProfile
 from engine.specs.quantization import Linear, Quantization
 from engine.specs.weight_loader import WeightSource
@@ -57,25 +58,24 @@ class Decoder(Model):
 
     def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
         ops, eps = self._ops, self._shape.eps
-        residual = self._embedding[tokens]
+        residual, rotation = self._embedding[tokens], Rotation(ops, positions, self._cos_sin)
         step.tap(0, residual)
         x = ops.rms_norm(residual, self._first_norm, eps)
         for index, layer in enumerate(self._layers):
-            x = self._attention(index, layer, x, positions, step)
+            x = self._attention(index, layer, x, rotation, step)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.feed_forward(x, ops)
             x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
             step.tap(index + 1, residual)
         return x
 
-    def _attention(self, index: int, layer: Layer, x: Tensor, positions: Tensor, step: Forward) -> Tensor:
+    def _attention(self, index: int, layer: Layer, x: Tensor, rotation: Rotation, step: Forward) -> Tensor:
         shape, ops = self._shape, self._ops
         qkv = layer.qkv(x).view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
         q, k, v = qkv.split_with_sizes((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = ops.rms_norm(q, layer.q_norm, shape.eps), ops.rms_norm(k, layer.k_norm, shape.eps)
-        ops.rope(q, k, positions, self._cos_sin)
-        return layer.out(step.attend(index, q, k, v).flatten(1))
+        return layer.out(step.attend_rotated(index, q, k, v, rotation).flatten(1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).float()
