@@ -20,6 +20,10 @@ EARLY: Final = torch.cuda.is_available() and torch.cuda.get_device_capability() 
 """Whether this device can."""
 
 
+LINE = tl.constexpr(64)
+"""Elements of 16 bits in a cache line."""
+
+
 @triton.jit
 def begin(EARLY: tl.constexpr):
     """Let the next kernel begin when all programs of this one are on the chip."""
@@ -42,4 +46,4 @@ def fetch(at):
     )
 
 
-__all__ = ["EARLY", "begin", "fetch", "wait"]
+__all__ = ["EARLY", "LINE", "begin", "fetch", "wait"]

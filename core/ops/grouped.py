@@ -100,6 +100,7 @@ class Router:
             COLUMNS=triton.next_power_of_2(rule.taken),
             DEPTH=depth,
             SPLIT=split,
+            AHEAD=max(64, triton.next_power_of_2(triton.cdiv(hidden, split))),
             SIGMOID=rule.scoring == "sigmoid",
             CORRECTED=correction is not None,
             NORMALIZE=rule.normalize,

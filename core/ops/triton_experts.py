@@ -10,10 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.dependent import begin, fetch, wait
-
-LINE = tl.constexpr(64)
-"""Elements of 16 bits in a cache line."""
+from engine.ops.dependent import LINE, begin, fetch, wait
 
 EACH = tl.constexpr(0)
 """Each slot is a block of its own, the last ALWAYS first."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.dependent import begin, wait
+from engine.ops.dependent import LINE, begin, fetch, wait
 
 
 @triton.jit
@@ -62,6 +62,7 @@ def choose(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,
     SIGMOID: tl.constexpr,
     CORRECTED: tl.constexpr,
     NORMALIZE: tl.constexpr,
@@ -73,7 +74,8 @@ def choose(
     x [tokens, hidden] with rows x_row apart, router [GROUPS * SIZE, hidden] dense, correction float32; ids int32 and
     weights float32 [tokens, CHOSEN + ALWAYS], COLUMNS a power of two that holds them. Equal scores: the first expert.
     A score that is no number ranks last, so that every id names an expert. partials float32
-    [tiles * SPLIT, TOKENS, padded experts], counters int32 [tiles], zero before and after.
+    [tiles * SPLIT, TOKENS, padded experts], counters int32 [tiles], zero before and after. AHEAD: a power
+    of two, no less than the columns of a part.
     """
     PADDED: tl.constexpr = GROUPS_PAD * SIZE_PAD
     begin(EARLY)
@@ -88,6 +90,9 @@ def choose(
     share = tl.cdiv(tl.cdiv(hidden, DEPTH), SPLIT) * DEPTH
     inputs = x + token.to(tl.int64)[:, None] * x_row + at[None, :]
     rows = router + expert[None, :] * hidden + at[:, None]
+    if EARLY and SPLIT > 1:  # this part of the router, while the kernels ahead end
+        line = tl.minimum(part * share + tl.arange(0, AHEAD // LINE) * LINE, hidden - 1)
+        fetch(router + expert[:, None] * hidden + line[None, :])
     wait(EARLY)
     scores = tl.zeros([TOKENS, PADDED], tl.float32)
     for start in tl.range(part * share, tl.minimum((part + 1) * share, hidden), DEPTH):
