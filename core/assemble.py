@@ -333,8 +333,10 @@ class _Assembly:
         torch.set_num_threads(self.threads)  # kept per thread
         make: Callable[..., Runner] = Runner
         if self.device.type == "cuda" and find_spec("triton") is not None:
+            from engine.cuda import kernel_cache
             from engine.cuda.runner import CudaRunner
 
+            kernel_cache.use(self.config.device.kernel_cache)
             make = partial(CudaRunner, token_budget=self.config.scheduler.token_budget, graphs=self._may_capture())
         model, speculator, resident = self._model(profile, weights), speculation.speculator, None
         max_len = profile.max_context + (self.config.speculator.max_draft if speculator else 0)

@@ -77,6 +77,9 @@ class DeviceSection(Section):
     )
     threads: int | None = Field(default=None, gt=0, description="CPU threads; the physical cores if unset.")
     cuda_graphs: bool = Field(default=True, description="On CUDA, run decodes as captured graphs where parts allow it.")
+    kernel_cache: str | None = Field(
+        default=None, description="On CUDA, where compiled kernels are kept; ~/.cache/engine/kernels if unset."
+    )
 
 
 class KVCacheSection(Component):
