@@ -1,6 +1,8 @@
 """The Hopper decode kernel alone: checked against float64 on ragged lengths and poisoned pages, then timed.
 
-python benchmarks/gpu/flashmla.py check|time [--variants a,b] [--cases HEADSxBATCHxKV,…]
+python benchmarks/gpu/flashmla.py check|time|unmerged [--variants a,b] [--cases HEADSxBATCHxKV,…]
+
+`unmerged` times without the kernel that merges partial results.
 
 Every variant runs in a process of its own, so that one that hangs or crashes costs the others nothing. Method of the
 times: one CUDA graph of calls that rotate over disjoint sets of random pages, 1.2 GB or more in all; median of 20
@@ -29,9 +31,8 @@ from engine.plugins.attention.flashmla.launch import Decode
 from engine.specs.attention import AttentionShape
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {"DELAY": False, "EARLY": False, "narrow": False},
-    "delay": {"DELAY": True, "EARLY": False, "narrow": False},
-    "early": {"DELAY": False, "EARLY": True, "narrow": False},
+    "plain": {"DELAY": False, "narrow": False},
+    "delay": {"DELAY": True, "narrow": False},
     "narrow": {"narrow": True},
     "packed": {"packed": True},
 }
@@ -121,6 +122,7 @@ def checks(name: str, variant: dict[str, Any]) -> None:
 
 def timed(run: Any, calls: int) -> float:
     """Microseconds a call."""
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         run()
@@ -143,7 +145,7 @@ def timed(run: Any, calls: int) -> float:
     return best
 
 
-def measure(name: str, variant: dict[str, Any], heads: int, requests: int, length: int) -> None:
+def measure(what: str, name: str, variant: dict[str, Any], heads: int, requests: int, length: int) -> None:
     pages, packed = requests * length // 64, variant.get("packed")
     size = pages * 64 * (656 if packed else 1152)
     sets = max(1, -(-1_200_000_000 // size))
@@ -151,6 +153,8 @@ def measure(name: str, variant: dict[str, Any], heads: int, requests: int, lengt
     latent = pack(latent) if packed else latent
     q = torch.randn(requests, heads, 576, device="cuda", dtype=torch.bfloat16) * 0.4
     decode = Decode(heads, SCALE, torch.device("cuda"), **variant)
+    if what == "unmerged":
+        decode._merge = lambda out, work: None  # type: ignore[method-assign]
     order = torch.randperm(sets * pages, device="cuda").int().view(sets, requests, -1)
     lens = torch.full((requests,), length, dtype=torch.int32, device="cuda")
     turn = cycle([decode.plan(lens, order[i]) for i in range(sets)])
@@ -158,7 +162,7 @@ def measure(name: str, variant: dict[str, Any], heads: int, requests: int, lengt
     moved = size + requests * heads * (576 + 512) * 2
     work = 2 * heads * requests * length * (576 + 512)
     rates = f"{moved / took / 1e3:6.0f} GB/s {work / took / 1e6:5.0f} TFLOP/s"
-    print(f"time {name:8} {heads:3} heads {requests:3} x {length:5}: {took:8.1f} us {rates}", flush=True)
+    print(f"{what} {name:8} {heads:3} heads {requests:3} x {length:5}: {took:8.1f} us {rates}", flush=True)
 
 
 def run(what: str, name: str, variant: dict[str, Any], cases: list[tuple[int, int, int]]) -> None:
@@ -166,7 +170,7 @@ def run(what: str, name: str, variant: dict[str, Any], cases: list[tuple[int, in
         checks(name, variant)
         return
     for case in cases:
-        measure(name, dict(variant), *case)
+        measure(what, name, dict(variant), *case)
 
 
 def apart(job: Any, seconds: float) -> None:
@@ -196,7 +200,7 @@ def apart(job: Any, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["check", "time"])
+    parser.add_argument("what", choices=["check", "time", "unmerged"])
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--cases", default="")
     parser.add_argument("--limit", type=float, default=30.0)

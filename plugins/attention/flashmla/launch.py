@@ -31,6 +31,7 @@ class Line:
 
     starts: Tensor  # int32 [requests + 2]
     firsts: Tensor  # int32 [parts + 1]
+    cuts: Tensor  # int32 [requests, 3]
     seq_lens: Tensor  # int32 [requests]
     block_tables: Tensor  # int32 [requests, P]
 
@@ -45,7 +46,7 @@ class Decode:
         self._row_blocks = -(-heads // (16 if self._narrow else 64))
         self._parts = max(1, torch.cuda.get_device_properties(device).multi_processor_count // self._row_blocks)
         self._pdl = tuning.pop("PDL", True)
-        self._tuning = {"DELAY": True, "EARLY": False} | tuning
+        self._tuning = {"DELAY": True} | tuning
         self._partial = torch.empty(2 * self._parts, heads, LATENT, dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(2 * self._parts, heads, dtype=torch.float32, device=device)
 
@@ -54,9 +55,10 @@ class Decode:
         requests = seq_lens.shape[0]
         starts = torch.empty(requests + 2, dtype=torch.int32, device=seq_lens.device)
         firsts = torch.empty(self._parts + 1, dtype=torch.int32, device=seq_lens.device)
+        cuts = torch.empty(requests, 3, dtype=torch.int32, device=seq_lens.device)
         padded = 256 if requests <= 256 else triton.next_power_of_2(requests)
-        line[(1,)](seq_lens, starts, firsts, requests, self._parts, REQUESTS=padded)
-        return Line(starts, firsts, seq_lens, block_tables)
+        line[(1,)](seq_lens, starts, firsts, cuts, requests, self._parts, REQUESTS=padded)
+        return Line(starts, firsts, cuts, seq_lens, block_tables)
 
     def store(self, rows: Tensor, slots: Tensor, latent: Tensor) -> None:
         """Put bfloat16 rows [T, 576] into the pages; slots int64 [T]."""
@@ -76,8 +78,8 @@ class Decode:
         requests, heads = q.shape[:2]
         out = torch.empty(requests, heads, LATENT, dtype=q.dtype, device=q.device)
         rows, q_rows = latent.view(-1, latent.shape[-1]), q.reshape(-1, WIDTH)
-        height = 16 if self._narrow else 64
-        queries = [TensorDescriptor.from_tensor(q_rows, [height, width], TILE) for width in (256, 64)]
+        height, across = (16, 256) if self._narrow else (64, 128)
+        queries = [TensorDescriptor.from_tensor(q_rows, [height, width], TILE) for width in (across, 64)]
         shared = (
             out,
             self._partial,
@@ -98,7 +100,7 @@ class Decode:
             rope = TensorDescriptor.from_tensor(rows.view(torch.bfloat16), [PAGE, 64], TILE)
             narrow[grid](*queries, raw, rope, rows.view(torch.float32), *shared, PACKED=True, **fixed)
         else:
-            tiles = [TensorDescriptor.from_tensor(rows, [PAGE, width], TILE) for width in (256, 64)]
+            tiles = [TensorDescriptor.from_tensor(rows, [PAGE, width], TILE) for width in (across, 64)]
             if self._narrow:
                 narrow[grid](*queries, *tiles, self._partial_lse, *shared, PACKED=False, **fixed)
             else:
@@ -110,21 +112,18 @@ class Decode:
         requests, heads = out.shape[:2]
         by_part = requests > self._parts
         programs = self._parts if by_part else requests
-        few = programs * heads <= 512
-        each = 1 if programs * heads <= 2048 else 8
-        merge[(programs, -(-heads // each), LATENT // 128 if few else 1)](
+        few = programs * heads <= 512  # requests are in many parts: all at once, in narrow programs
+        columns = 32 if few else LATENT * (2 - heads % 2)
+        merge[(programs, heads * LATENT // columns)](
             self._partial,
             self._partial_lse,
             out,
-            work.starts,
             work.firsts,
-            work.seq_lens,
+            work.cuts,
             requests,
             HEADS=heads,
-            EACH=each,
-            COLUMNS=128 if few else LATENT,
-            TILE=32 if few else 8,
-            MOST=triton.next_power_of_2(self._parts),
+            COLUMNS=columns,
+            TILE=triton.next_power_of_2(self._parts) if few else 4,
             BY_PART=by_part,
             PDL=self._pdl,
             launch_pdl=self._pdl,

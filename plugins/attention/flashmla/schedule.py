@@ -19,11 +19,13 @@ OVERHEAD = tl.constexpr(4)
 
 
 @triton.jit(do_not_specialize=["requests", "parts"])
-def line(seq_lens, starts, firsts, requests, parts, REQUESTS: tl.constexpr):
+def line(seq_lens, starts, firsts, cuts, requests, parts, REQUESTS: tl.constexpr):
     """Lay the line; one program.
 
     seq_lens int32 [requests]. starts int32 [requests + 2]: where each request begins, the length of the line, and the
     places per part. firsts int32 [parts + 1]: the request at each part's first place; `requests` past the end.
+    cuts int32 [requests, 3]: the first part with a block of each request, one past the last, and where the first one's
+    partial result lies (a part has room for two).
 
     Parts may be up to an eighth longer than they must be if then no part holds a cut request besides another one:
     every request begins a part, or, when all are equally long, a part holds a whole number of them.
@@ -50,6 +52,10 @@ def line(seq_lens, starts, firsts, requests, parts, REQUESTS: tl.constexpr):
     tl.store(starts + r, begins, mask=exists)
     tl.store(starts + requests, tl.sum(cost))
     tl.store(starts + requests + 1, payload)
+    begin = (begins + OVERHEAD) // payload
+    tl.store(cuts + r * 3, begin, mask=exists)
+    tl.store(cuts + r * 3 + 1, (begins + OVERHEAD + tl.cdiv(lens, PAGE) - 1) // payload + 1, mask=exists)
+    tl.store(cuts + r * 3 + 2, begin * 2 + (begins > begin * payload).to(tl.int32), mask=exists)
     for done in range(0, parts + 1, REQUESTS):
         tl.store(firsts + done + r, requests, mask=done + r <= parts)
     tl.debug_barrier()
