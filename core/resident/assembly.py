@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.capabilities import Mask, Needs, unmet
+from engine.capabilities import Flag, Mask, Needs, unmet
 from engine.compose import find_files
 from engine.composition import Composition
 from engine.config.components import Named
@@ -28,6 +28,7 @@ from engine.specs.speculator import AnySpeculator, Checkpoint, ResidentSpeculato
 if TYPE_CHECKING:
     from engine.runner import KVPool
     from engine.specs.model import Model, NextModule
+    from engine.specs.quantization import Quantization
     from engine.specs.weight_loader import WeightSource
 
 
@@ -78,6 +79,7 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
             tokenizer=lambda: composition.choices["loader"].build().tokenizer(composition.model_path),
             open_model=opener(composition, registry),
             find=lambda source: find_files(source, registry, lambda share, words: None, "its source").path,
+            find_linears=lambda name: _linears(name, composition, registry),
         )
         resident = plan_resident(
             choice.name,
@@ -87,6 +89,14 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
             slots,
         )
     return Speculation(speculator=speculator, resident=resident, trees=trees)
+
+
+def _linears(name: str, composition: Composition, registry: Registry) -> Callable[[], Quantization]:
+    device, dtype = composition.device, composition.dtype
+    needs = Needs(device=device.kind, compute_capability=device.compute_capability, dtype=dtype)
+    component = Named(("speculator", "quantization"), "quantizations", name, {}, by_default=False)
+    choice = Selector(registry=registry, device=device, origins=Origins()).choose(component, needs)
+    return lambda: choice.build(device=device, dtype=getattr(torch, dtype))
 
 
 def _moves(backend: AttentionBackend, pool: KVPool, page_size: int) -> KVMoves | None:
@@ -160,7 +170,7 @@ def load_resident(
         ops=select(composition.device, dtype),
         device=device,
         dtype=dtype,
-        slots=planned.slots,
+        slots=planned.slots + 1,
         max_positions=max_positions,
     )
     name = choices["speculator"].name
@@ -170,7 +180,10 @@ def load_resident(
     except (OSError, ValueError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise ResourceError(f"the speculator {name!r} can't be loaded: {text}") from error
-    return planned.parts(pages, composition.profile.vocab_size, device)
+    flags = choices["speculator"].core.capabilities.flags
+    chains = Flag.GRAPH_SAFE in flags and Flag.DRAFT_PROBS not in flags
+    chain = composition.config.speculator.max_draft if chains else 0
+    return planned.parts(pages, composition.profile.vocab_size, device, chain)
 
 
 __all__ = ["Speculation", "draft_attention", "load_resident", "moves_of", "plan_speculation"]

@@ -128,6 +128,9 @@ class Checkpoint:
     """Finds another model by what `model.source` would say; raises EngineError with a sentence."""
     find: Callable[[str], Path]
     """The folder or file of what is no model, such as a draft head, by the same spelling; raises likewise."""
+    find_linears: Callable[[str], Callable[[], Quantization]]
+    """Finds another quantization than the model's by its name; what comes back builds it, on the runner's thread.
+    Raises EngineError if none of that name suits device and dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,7 @@ class Target:
     ops: Ops
     device: torch.device
     dtype: torch.dtype
-    slots: int  # most requests at once; numbered from 0
+    slots: int  # that batches name: one for each request at once, and one more for padding
     max_positions: int  # one more than the largest position, drafts included
 
 

@@ -31,6 +31,11 @@ class EagleOptions(Options):
         description="The head's folder as path:FOLDER or package:NAME/FOLDER; if unset, the one that comes with the "
         "engine for this model.",
     )
+    quantization: str | None = Field(
+        None,
+        description="Name of an installed quantization for the head's linear layers. If unset: int8 beside a model in "
+        "bfloat16 on a CPU that multiplies integers, else the model's own.",
+    )
     tree: TreeOptions | None = Field(
         None,
         description="Draft a tree of at most max_draft tokens; a chain if unset, or where trees can't be verified.",

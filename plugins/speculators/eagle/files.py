@@ -22,7 +22,8 @@ from engine.specs.weight_loader import Blocks, WeightSource
 SCALE: Final = "_scale"
 """Behind the name of an int8 weight, the name of its scales."""
 
-_BLOCK: Final = 32
+BLOCK: Final = 32
+"""Weights of a row that share a scale where integers are multiplied."""
 
 _SPELLINGS: Final = (
     (re.compile(r"^(?:model\.|draft_model\.)"), ""),
@@ -102,12 +103,12 @@ class HeadWeights(WeightSource):
 
     def blocks(self, name: str) -> Blocks | None:
         """The int8 rows of a matrix in blocks that share the row's scale, if it is stored so."""
-        if not self.has(name + SCALE) or self.shape(name)[-1] % _BLOCK:
+        if not self.has(name + SCALE) or self.shape(name)[-1] % BLOCK:
             return None
         codes = self._read(name)
         if codes.dtype is not torch.int8:
             return None
-        codes = codes.view(len(codes), -1, _BLOCK)
+        codes = codes.view(len(codes), -1, BLOCK)
         scale = self._scales(name, len(codes)).half()
         return Blocks(bits=8, codes=codes, scale=scale[:, None].expand(codes.shape[:2]).contiguous())
 
@@ -154,4 +155,4 @@ def spelled(name: str) -> str:
     return name
 
 
-__all__ = ["SCALE", "HeadWeights", "head_config", "spelled", "weight_file"]
+__all__ = ["BLOCK", "SCALE", "HeadWeights", "head_config", "spelled", "weight_file"]

@@ -6,6 +6,7 @@ next step takes, and the one that tells the first draft token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.errors import EngineError
+from engine.ops.kernels import QUANT_FEATURES, missing
 from engine.plugin import KVKind
 from engine.plugins.speculators.eagle import EagleOptions, TreeOptions
 from engine.plugins.speculators.eagle.drafting import Drafting
-from engine.plugins.speculators.eagle.files import HeadWeights, head_config, weight_file
+from engine.plugins.speculators.eagle.files import BLOCK, HeadWeights, head_config, weight_file
 from engine.plugins.speculators.eagle.head import Head, load
 from engine.plugins.speculators.eagle.shape import HeadShape, read_shape
 from engine.plugins.speculators.eagle.shipped import shipped_head
 from engine.specs.attention import AttentionShape
 from engine.specs.model import ModelProfile
+from engine.specs.quantization import Quantization
 from engine.specs.speculator import (
     Checkpoint,
     DraftBatch,
@@ -39,19 +43,21 @@ class EagleSpeculator(ResidentSpeculator):
 
     _folder: Path
     _shape: HeadShape
+    _linears: Callable[[], Quantization] | None  # None: the model's own
     _head: Head
     _drafting: Drafting
     _states: Tensor  # [slots, hidden]
     _outs: Tensor  # [slots, hidden]; the same memory where the two vectors are one
 
     def __init__(self, options: EagleOptions) -> None:
-        self._source, self._tree = options.head, options.tree
+        self._source, self._tree, self._quantization = options.head, options.tree, options.quantization
 
     def plan(self, checkpoint: Checkpoint) -> ResidentPlan:
         """See `ResidentSpeculator.plan`: reads the head's config, no weight."""
         profile = checkpoint.profile
         self._folder = shipped_head(profile) if self._source is None else checkpoint.find(self._source)
         self._shape = shape = _fitting(self._folder, profile)
+        self._linears = _linears(self._quantization, shape, checkpoint)
         if not checkpoint.trees:
             self._tree = None
         return ResidentPlan(
@@ -78,7 +84,7 @@ class EagleSpeculator(ResidentSpeculator):
             self._head = head = load(
                 self._shape,
                 source,
-                target.linears,
+                self._linears() if self._linears else target.linears,
                 target.ops,
                 max_positions=target.max_positions,
                 device=target.device,
@@ -140,6 +146,21 @@ def _fitting(folder: Path, profile: ModelProfile) -> HeadShape:
                 f"({profile.architecture}) has {there}; use a head that was trained for it"
             )
     return shape
+
+
+def _linears(name: str | None, shape: HeadShape, checkpoint: Checkpoint) -> Callable[[], Quantization] | None:
+    """The quantization of the head's layers. It need not be as faithful as the model's: it changes no text, and a head
+    is read once for every draft token."""
+    if name is not None:
+        return checkpoint.find_linears(name)
+    widths = (shape.fc_input, shape.layer_input, shape.hidden, shape.intermediate, shape.heads * shape.head_dim)
+    in_blocks = checkpoint.dtype == "bfloat16" and not any(width % BLOCK for width in widths)
+    if not in_blocks or missing(checkpoint.device, QUANT_FEATURES):
+        return None
+    try:
+        return checkpoint.find_linears("int8")
+    except EngineError:  # it may be denied, or not installed
+        return None
 
 
 def _places(tree: TreeOptions | None, max_draft: int) -> int:

@@ -149,6 +149,7 @@ def checkpoint(folder: Path, trees: bool = True, max_draft: int = 8, **fields: A
         trees=trees,
         tokenizer=unused,
         open_model=unused,
+        find_linears=unused,
         find=lambda source: Path(source.removeprefix("path:")),
     )
 
