@@ -94,13 +94,16 @@ class StepInputs:
         self.slot_mapping, self.last_index = zeros(max_tokens, dtype=torch.int64), zeros(max_rows, dtype=torch.int64)
         self.query_start, self.seq_lens = zeros(max_rows + 1), zeros(max_rows)
         self.block_tables = zeros(max_rows, max_pages)
+        self.drafts = zeros(max_rows, dtype=torch.int64)  # whose tokens rows of `send_drafts` take
 
-    def send(self, rows: RowInputs, padded: int, *, spread: bool = False) -> None:
+    def send(self, rows: RowInputs, padded: int, *, spread: bool = False, width: int = 0) -> None:
         """Copy what the host knows of a step.
 
         Args:
             padded: rows of the record; those beyond the given ones are padding of one token each.
             spread: every token is a row of its own.
+            width: every request has so many rows: its newest token, `count - 1` drafts, and padding. `rows.sampling`
+                then has fields for each of these rows.
         """
         staged, copied = self._staged[self._next], self._copied[self._next]
         if copied is not None:
@@ -109,18 +112,23 @@ class StepInputs:
         lines = np.zeros((len(rows.slots), ROW), dtype=np.int32)
         lines[:, SLOT], lines[:, START], lines[:, COUNT] = rows.slots, rows.starts, rows.counts
         lines[:, FIRST_TOKEN] = np.cumsum(rows.counts) - rows.counts
-        lines[:, FIRST_PAGE], lines[:, IDS_AT], lines[:, SAMPLES:] = rows.first_pages, -1, rows.sampling
+        lines[:, FIRST_PAGE], lines[:, IDS_AT] = rows.first_pages, -1
+        if not width:
+            lines[:, SAMPLES:] = rows.sampling
         for row, pages in rows.pages.items():
             lines[row, PAGES_AT], lines[row, PAGES] = at, len(pages)
             record[at : (at := at + len(pages))] = pages
         for row, ids in rows.ids.items():
             lines[row, IDS_AT] = at
             record[at : (at := at + len(ids))] = ids
-        lines = _spread(lines) if spread else lines
+        if width:
+            lines = _drafted(lines, rows.sampling, width)
+        elif spread:
+            lines = _spread(lines)
         table, used = record[: padded * ROW].reshape(padded, ROW), len(lines)
         table[:used], table[used:] = lines, 0
         table[used:, SLOT], table[used:, COUNT] = -1, 1
-        table[used:, FIRST_TOKEN] = np.arange(padded - used) + rows.counts.sum()
+        table[used:, FIRST_TOKEN] = np.arange(padded - used) + (used if width else rows.counts.sum())
         self.packed[:at].copy_(staged[:at], non_blocking=True)
         if self._on_cuda:
             if copied is None:
@@ -138,6 +146,7 @@ class StepInputs:
         prepare[(rows,)](
             self.packed,
             self.last_tokens,
+            self.drafts,
             self.tables,
             self.tokens,
             self.positions,
@@ -182,6 +191,20 @@ def _spread(lines: np.ndarray) -> np.ndarray:
     found[:, IDS_AT] += np.where(found[:, IDS_AT] >= 0, within, 0)
     found[:, COUNT] = 1
     found[~last, SAMPLES:] = 0
+    return found
+
+
+def _drafted(lines: np.ndarray, sampling: np.ndarray, width: int) -> np.ndarray:
+    """`width` rows for every request: the newest token, then drafts, which lie on the device, then padding."""
+    found = np.repeat(lines, width, axis=0)
+    number = np.arange(len(found))
+    row, within = number // width, number % width
+    beyond = within >= found[:, COUNT]
+    found[:, START] += within
+    found[:, FIRST_TOKEN], found[:, SAMPLES:] = number, sampling
+    found[:, IDS_AT] = np.where(within, -1 - row * (width - 1) - within, found[:, IDS_AT])
+    found[:, COUNT] = 1
+    found[beyond, SLOT], found[beyond, SAMPLES:] = -1, 0
     return found
 
 

@@ -17,7 +17,7 @@ ROW: Final = 16
 """Integers per request; their order is that of the names below. Floats are stored as their bits."""
 
 SLOT, START, COUNT, FIRST_TOKEN, PAGES_AT, FIRST_PAGE, PAGES, IDS_AT = range(8)
-"""`SLOT` -1 is padding; `IDS_AT` -1 takes the slot's last sampled token."""
+"""`SLOT` -1 is padding; `IDS_AT` -1 takes the slot's last sampled token, -2 - n number n of the drafts."""
 SAMPLES, TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM, UNIFORM_REST = range(8, 15)
 """`UNIFORM` + `UNIFORM_REST` in [0, 1) are two floats, for more bits than one has; temperature 0 is greedy."""
 
@@ -26,6 +26,7 @@ SAMPLES, TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM, UNIFORM_REST = range(8, 15)
 def prepare(
     packed,
     last_tokens,
+    drafts,
     tables,
     tokens,
     positions,
@@ -41,9 +42,9 @@ def prepare(
 ):
     """Fill in one request; program (request).
 
-    packed int32 (see `ROW`); last_tokens int32 [slots]; tables int32 [slots, table_row]; tokens, positions,
-    slot_mapping int64 [T]; query_start int32 [R + 1]; seq_lens int32 [R]; last_index int64 [R], the token after which
-    a request samples; block_tables int32 [R, block_row].
+    packed int32 (see `ROW`); last_tokens int32 [slots]; drafts int64; tables int32 [slots, table_row]; tokens,
+    positions, slot_mapping int64 [T]; query_start int32 [R + 1]; seq_lens int32 [R]; last_index int64 [R], the token
+    after which a request samples; block_tables int32 [R, block_row].
     """
     r = tl.program_id(0)
     row = packed + r * 16
@@ -84,8 +85,10 @@ def prepare(
             page = tl.load(table + position // PAGE, mask=here, other=0).to(tl.int64)
             if ids_at >= 0:
                 token = tl.load(packed + ids_at + at + i, mask=here, other=0)
-            else:
+            elif ids_at == -1:
                 token = tl.load(last_tokens + slot + i * 0, mask=here, other=0)
+            else:
+                token = tl.load(drafts - 2 - ids_at + i * 0, mask=here, other=0).to(tl.int32)
             tl.store(tokens + first + at + i, token.to(tl.int64), mask=here)
             tl.store(positions + first + at + i, position.to(tl.int64), mask=here)
             tl.store(slot_mapping + first + at + i, page * PAGE + position % PAGE, mask=here)

@@ -7,6 +7,7 @@ keeps that is brought up to date when it is used. A step whose requests ask for 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,16 @@ import torch
 from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepBatch, StepResult
+from engine.cuda.drafted_steps import DraftedSteps
+from engine.cuda.drafts import DeviceDrafting
 from engine.cuda.graphs import Graphs, ladder
 from engine.cuda.inputs import GREEDY, IN_FLIGHT, RowInputs, StepInputs, sampling_fields
 from engine.cuda.sampling import BAD, sample
 from engine.errors import ResourceError
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 Result = Callable[[], StepResult]
 
@@ -108,19 +113,49 @@ class CudaRunner(Runner):
         self._decodes: Graphs[Tensors] | None = None
         self._spread: Graphs[Tensors] | None = None
         self._shared: Graphs[Tensors] | None = None
+        graph_memory: Any = None
         if graphs and self._on_cuda:
             memory = torch.cuda.graph_pool_handle()
             self._decodes = Graphs(self._decode, ladder(slots), memory)
             self._spread = Graphs(partial(self._decode, spread=True), list(SPREAD), memory)
+            graph_memory = memory
             if self.backend.reads_shared_once:
                 sizes = [size for size in SHARED if size < slots] + [slots]
                 self._shared = Graphs(partial(self._decode, shared=True), sizes, memory)
+        self._drafted = self._drafted_steps(graph_memory) if self.resident and self.resident.chain else None
+
+    def _drafted_steps(self, memory: Any) -> DraftedSteps:
+        """Steps whose drafts stay on the device; graphs if there is memory for them."""
+        assert self.resident is not None, "somebody drafts"
+        inputs, width = self._inputs_on_device, self.resident.chain + 1
+        drafting = DeviceDrafting(
+            inputs,
+            self.resident,
+            self._verify_rows,
+            self._sampled,
+            slots=len(self._slots),
+            width=width,
+            most=self._max_len,
+            graphs=memory,
+        )
+        return DraftedSteps(
+            drafting,
+            self.resident,
+            inputs,
+            self._sampled,
+            row_inputs=self._row_inputs,
+            tokens=self._tokens,
+            tables=self._tables,
+            admission=self._admission,
+        )
 
     # Steps
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Result:
         """Queue one step on the device; what is returned waits for it."""
+        if self._drafted:
+            self._drafted.settle()
         for admission in batch.admissions:
             self._admit(admission)
         for entry in batch.entries:
@@ -134,10 +169,24 @@ class CudaRunner(Runner):
             with self.tracer.span("runner", "pack", batch.number), self.tracer.span("device", "step", batch.number):
                 return self._launch(entries)
         self._settle(wait=True)
+        if self._drafted and (pending := self._launch_drafted(self._drafted, entries, batch.number)) is not None:
+            return pending
         result = self._speculate(entries, batch.number)
         for entry in entries:
             self._device_position[entry.slot] = -1
         return lambda: result
+
+    def _launch_drafted(self, steps: DraftedSteps, entries: Sequence[Entry], number: int) -> Result | None:
+        """Queue a step whose drafts stay on the device; None if it can't be one."""
+        if not all(self._plain[e.slot] for e in entries) or not steps.fit(entries):
+            return None
+        with self.tracer.span("runner", "pack", number), self.tracer.span("device", "step", number):
+            pending = steps.launch(entries)
+        slots = [entry.slot for entry in entries]
+        if pending is not None:
+            self._device_pages[slots] = self._host_pages[slots]
+        self._device_position[slots] = -1
+        return pending
 
     def step(self, batch: StepBatch) -> StepResult:
         """Compute one step and wait for it."""
@@ -157,7 +206,18 @@ class CudaRunner(Runner):
                 graphs.give_up()  # the eager way needs no memory that stays
                 torch.cuda.empty_cache()
             return True
-        return False
+        return self._drafted is not None and self._improve_drafted(self._drafted.drafting)
+
+    def _improve_drafted(self, drafting: DeviceDrafting) -> bool:
+        if drafting.next is None:
+            return False
+        try:
+            drafting.capture_next(self._inputs_on_device.send_padding)
+        except Exception as error:  # a stranger's code, which may not bear it; or too little memory
+            log.warning("drafting runs without graphs: %s: %s", type(error).__name__, error)
+            drafting.give_up()
+            torch.cuda.empty_cache()
+        return True
 
     def _admit(self, admission: Admission) -> None:
         super()._admit(admission)
@@ -166,6 +226,8 @@ class CudaRunner(Runner):
         self._generation[slot] += 1
         self._host_pages[slot] = self._device_pages[slot] = 0
         self._device_position[slot] = -1
+        if self._drafted:
+            self._drafted.forget(slot)
 
     def _place(self, entry: Entry) -> None:
         super()._place(entry)
@@ -280,16 +342,29 @@ class CudaRunner(Runner):
         return (len(members) - 1) * pages_alike * self.page_size >= SPARED_KEYS
 
     def _forward(
-        self, lens: np.ndarray, ends: np.ndarray, *, every: bool, spread: bool = False, shared: bool = True
+        self,
+        lens: np.ndarray,
+        ends: np.ndarray,
+        *,
+        every: bool,
+        spread: bool = False,
+        shared: bool = True,
+        tapping: bool = False,
     ) -> Tensors:
         inputs, rows, tokens = self._inputs_on_device, len(lens), int(lens.sum())
         inputs.prepare(rows)
         batch = inputs.batch(lens, ends, spread=spread, may_share=shared)
-        self._step.begin(self.backend.plan(batch), tapping=False)
+        self._step.begin(self.backend.plan(batch), tapping=tapping)
         hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
         logits = self.model.logits(hidden if every else hidden[inputs.last_index[:rows]])
         sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
         return hidden, logits
+
+    def _verify_rows(self, rows: int) -> list[Tensor]:
+        """Compute and sample rows that were sent; returns the states that the resident taps."""
+        ones = np.ones(rows, dtype=np.int32)
+        hidden, _ = self._forward(ones, ones * self._max_len, every=True, spread=True, tapping=True)
+        return [*self._step.tapped, *([hidden] if self.taps.final_hidden else [])]
 
     def _decode(self, size: int, *, spread: bool = False, shared: bool = False) -> Tensors:
         """What a graph of `size` decodes holds, of whatever lengths."""

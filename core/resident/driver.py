@@ -68,6 +68,7 @@ class Resident:
         tables: its block tables.
         pages: the draft pool; None if the resident keeps no KV.
         target_pages: pages of the target's pool.
+        chain: as in `ResidentParts`.
         trees: whether trees can be verified.
     """
 
@@ -82,20 +83,22 @@ class Resident:
         target_pages: int,
         page_size: int,
         vocab_size: int,
+        chain: int,
         trees: bool,
         device: torch.device,
     ) -> None:
-        self._speculator, self._pages, self._tokens, self._tables = speculator, pages, tokens, tables
-        self._vocab_size, self._trees, self._device = vocab_size, trees, device
+        self.chain, self.vocab_size = chain, vocab_size
+        self.speculator, self.pages, self._tokens, self._tables = speculator, pages, tokens, tables
+        self._trees, self._device = trees, device
         self._stateless = not (plan.taps.hidden_layers or plan.taps.final_hidden)
-        self._stored = Stored(slots=len(tables), pages=target_pages, page_size=page_size, catches_up=self._stateless)
+        self.stored = Stored(slots=len(tables), pages=target_pages, page_size=page_size, catches_up=self._stateless)
         self._params: list[Admission | None] = [None] * len(tables)
         self._account = Account()
 
     def admit(self, admission: Admission) -> None:
         """A request takes a slot."""
         self._params[admission.slot] = admission
-        self._stored.admit(admission)
+        self.stored.admit(admission)
 
     def account(self) -> Account:
         """What the step came to; the next one begins."""
@@ -109,35 +112,39 @@ class Resident:
         asked = [entry for entry in entries if entry.draft_slots]
         if not asked:
             return list(entries)
-        ready = [entry for entry in asked if entry.samples and self._stored.ready(entry)]
-        drafts = self._guarded(lambda: self._draft(ready)) if ready else None
+        ready = [entry for entry in asked if entry.samples and self.stored.ready(entry)]
+        drafts = self.guarded(lambda: self._draft(ready)) if ready else None
         by_slot = drafts or {}
         return [_filled(entry, by_slot.get(entry.slot, Draft())) if entry.draft_slots else entry for entry in entries]
 
+    def chains(self, entries: Sequence[Entry]) -> Tensor | None:
+        """Chains for entries that are ready, int64 [R, chain], on the device; None on a fault."""
+        drafted = self.guarded(lambda: self.speculator.draft(self._draft_batch(entries, self.chain)))
+        return drafted.tokens if drafted is not None and drafted.parents is None and drafted.counts is None else None
+
     def _draft(self, entries: Sequence[Entry]) -> dict[int, Draft]:
-        batch = self._draft_batch(entries)
-        drafted = self._speculator.draft(batch)
+        drafted = self.speculator.draft(self._draft_batch(entries))
         found = {}
         for entry, draft in zip(entries, _rows(drafted, len(entries)), strict=True):
-            sound, fault = usable(draft, entry.draft_slots, self._vocab_size)
+            sound, fault = usable(draft, entry.draft_slots, self.vocab_size)
             self._fault(fault)
             found[entry.slot] = sound if self._trees else best_chain(sound)
         return found
 
-    def _draft_batch(self, entries: Sequence[Entry]) -> PagedDrafts:
+    def _draft_batch(self, entries: Sequence[Entry], room: int = 0) -> PagedDrafts:
         slots = np.array([entry.slot for entry in entries])
         positions = np.array([entry.start for entry in entries])
-        first = np.array([self._stored.first[slot] for slot in slots])
+        first = np.array([self.stored.first[slot] for slot in slots])
         admissions = [admission for slot in slots if (admission := self._params[slot]) is not None]
         return PagedDrafts(
             slots=self._put(slots),
             tokens=self._put(self._tokens[slots, positions]),
             positions=self._put(positions),
-            rooms=[entry.draft_slots for entry in entries],
+            rooms=[room or entry.draft_slots for entry in entries],
             params=[admission.params for admission in admissions],
             seeds=[admission.seed for admission in admissions],
-            pages=self._pages,
-            places=self._pages.places(slots, first, positions) if self._pages else None,
+            pages=self.pages,
+            places=self.pages.places(slots, first, positions) if self.pages else None,
         )
 
     # After it
@@ -152,20 +159,20 @@ class Resident:
         if not shares:
             return
         shares.sort(key=lambda share: share.stop - share.begin > 1)
-        done = self._guarded(lambda: self._extend(shares, states))
+        done = self.guarded(lambda: self._extend(shares, states))
         for one, begin, stop in shares:
             table = self._tables[one.entry.slot]
             if done:
-                self._stored.store(one.entry.slot, begin, stop, table)
+                self.stored.store(one.entry.slot, begin, stop, table)
             else:
-                self._stored.skip(one.entry, table)
+                self.stored.skip(one.entry, table)
 
     def _share(self, one: Computed) -> _Share | None:
         entry, table = one.entry, self._tables[one.entry.slot]
         if not entry.follow or not one.sound:
-            self._stored.skip(entry, table)
+            self.stored.skip(entry, table)
             return None
-        begin, stop = self._stored.begin(entry, table), one.stop
+        begin, stop = self.stored.begin(entry, table), one.stop
         if begin < entry.start:
             stop = min(stop, begin + CATCH_UP)
         return _Share(one, begin, stop) if begin < stop else None
@@ -176,12 +183,12 @@ class Resident:
         counts = np.array([share.stop for share in shares]) - begin
         positions = np.concatenate([np.arange(share.begin, share.stop) for share in shares])
         owner = np.repeat(slots, counts)
-        first = np.array([self._stored.first[slot] for slot in slots])
+        first = np.array([self.stored.first[slot] for slot in slots])
         hidden = None
         if not self._stateless:
             rows = self._put(np.concatenate([_state_rows(share) for share in shares]))
             hidden = torch.stack([state[rows] for state in states], 1)
-        self._speculator.extend(
+        self.speculator.extend(
             ExtendBatch(
                 slots=self._put(slots),
                 counts=counts.tolist(),
@@ -190,12 +197,13 @@ class Resident:
                 next_tokens=self._put(self._tokens[owner, positions + 1]),
                 positions=self._put(positions),
                 hidden=hidden,
-                step=self._pages.follow(slots, first, begin, counts) if self._pages else NoLayers(),
+                step=self.pages.follow(slots, first, begin, counts) if self.pages else NoLayers(),
             )
         )
         return True
 
-    def _guarded(self, work: Callable[[], T]) -> T | None:
+    def guarded(self, work: Callable[[], T]) -> T | None:
+        """What the resident answers; None if it raises, which is noted."""
         began = time.perf_counter()
         try:
             return work()

@@ -48,7 +48,7 @@ class DraftPages:
         forward: runs the resident's layers on the pool.
         tables: the runner's block tables, int32 [slots, P].
         pages: of the target's pool.
-        scratch: pages per slot behind them.
+        scratch: pages per slot behind them; a slot more than there are has some too, for padding.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class DraftPages:
         device: torch.device,
     ) -> None:
         self._forward, self._backend, self._tables = forward, backend, tables
-        self._page_size, self._device = page_size, device
-        own = np.arange(len(tables) * scratch, dtype=np.int32).reshape(len(tables), scratch)
+        self.page_size, self._device = page_size, device
+        own = np.arange((len(tables) + 1) * scratch, dtype=np.int32).reshape(len(tables) + 1, scratch)
         self._scratch = pages + own
+        self.scratch = self._put(self._scratch)  # int32 [slots + 1, scratch]
 
     def follow(self, slots: np.ndarray, first: np.ndarray, begin: np.ndarray, counts: np.ndarray) -> Forward:
         """Attention for `counts[r]` items of each slot from position `begin[r]` on; those before `first[r]`, which is
@@ -73,17 +74,17 @@ class DraftPages:
         ends = np.concatenate(([0], np.cumsum(counts)))
         owner = np.repeat(np.arange(len(slots)), counts)
         positions = np.arange(ends[-1]) - ends[owner] + begin[owner]
-        pages = self._tables[slots[owner], positions // self._page_size].astype(np.int64)
+        pages = self._tables[slots[owner], positions // self.page_size].astype(np.int64)
         lens = (begin + counts - first).astype(np.int32)
-        skipped = first // self._page_size
-        width = -(-int(lens.max()) // self._page_size)
+        skipped = first // self.page_size
+        width = -(-int(lens.max()) // self.page_size)
         columns = np.minimum(skipped[:, None] + np.arange(width), self._tables.shape[1] - 1)
-        return self._planned(
+        return self.planned(
             AttentionBatch(
                 query_start=self._put(ends.astype(np.int32)),
                 seq_lens=self._put(lens),
                 block_tables=self._put(self._tables[slots[:, None], columns]),
-                slot_mapping=self._put(pages * self._page_size + positions % self._page_size),
+                slot_mapping=self._put(pages * self.page_size + positions % self.page_size),
                 positions=self._put(positions - first[owner]),
                 num_decodes=int((counts == 1).sum()),
                 query_lens_host=counts.astype(np.int32),
@@ -93,7 +94,7 @@ class DraftPages:
 
     def places(self, slots: np.ndarray, first: np.ndarray, begin: np.ndarray) -> Places:
         """Where drafts of the slots go whose newest tokens stand at `begin`; all int64 [R]."""
-        size = self._page_size
+        size = self.page_size
         own = begin // size - first // size + 1  # visible pages up to that of the newest token
         tables = np.zeros((len(slots), int(own.max()) + self._scratch.shape[1]), dtype=np.int32)
         for row, (slot, skipped, count) in enumerate(zip(slots, first // size, own, strict=True)):
@@ -105,14 +106,14 @@ class DraftPages:
         """Attention for one step of a draft; see `DraftBatch.step`."""
         requests, count = positions.shape
         index = places.begin[:, None] + np.arange(first, first + count)
-        pages = np.take_along_axis(places.tables, index // self._page_size, 1).astype(np.int64)
+        pages = np.take_along_axis(places.tables, index // self.page_size, 1).astype(np.int64)
         lens = (places.begin + first + count).astype(np.int32)
-        return self._planned(
+        return self.planned(
             AttentionBatch(
                 query_start=self._put(np.arange(0, requests * count + 1, count, dtype=np.int32)),
                 seq_lens=self._put(lens),
-                block_tables=self._put(places.tables[:, : -(-int(lens.max()) // self._page_size)]),
-                slot_mapping=self._put((pages * self._page_size + index % self._page_size).ravel()),
+                block_tables=self._put(places.tables[:, : -(-int(lens.max()) // self.page_size)]),
+                slot_mapping=self._put((pages * self.page_size + index % self.page_size).ravel()),
                 positions=(positions - places.hidden).flatten(),
                 num_decodes=requests if count == 1 and sees is None else 0,
                 query_lens_host=np.full(requests, count, dtype=np.int32),
@@ -121,7 +122,8 @@ class DraftPages:
             )
         )
 
-    def _planned(self, batch: AttentionBatch) -> Forward:
+    def planned(self, batch: AttentionBatch) -> Forward:
+        """What runs the resident's layers on a batch of the draft pool."""
         self._forward.plan = self._backend.plan(batch)
         return self._forward
 

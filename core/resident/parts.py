@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DraftKV:
     """Memory and attention of a resident's own layers."""
 
-    forward: StepForward  # over a pool of `pages` + `slots` x `scratch` pages
+    forward: StepForward  # over a pool of `pages` + (`slots` + 1) x `scratch` pages
     backend: AttentionBackend
     scratch: int  # pages per slot behind those of the target
 
@@ -36,6 +36,7 @@ class ResidentParts:
     pages: int  # of the target's pool
     page_size: int
     vocab_size: int
+    chain: int = 0  # tokens of the chains that it drafts without the host, in graphs; 0 if it can't
 
     def join(self, tokens: np.ndarray, tables: np.ndarray, *, trees: bool, device: torch.device) -> Resident:
         """The resident of the runner that keeps these tokens and block tables."""
@@ -59,6 +60,7 @@ class ResidentParts:
             target_pages=self.pages,
             page_size=self.page_size,
             vocab_size=self.vocab_size,
+            chain=self.chain,
             trees=trees,
             device=device,
         )

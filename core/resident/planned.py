@@ -36,15 +36,18 @@ class PlannedResident:
         """What one more page of the target's takes here."""
         return (self.bytes(1024) - self.bytes(0)) / 1024
 
-    def parts(self, pages: int, vocab_size: int, device: torch.device) -> ResidentParts:
-        """Cut the draft pool beside `pages` pages of the target's. The speculator must be loaded before it drafts."""
+    def parts(self, pages: int, vocab_size: int, device: torch.device, chain: int) -> ResidentParts:
+        """Cut the draft pool beside `pages` pages of the target's. The speculator must be loaded before it drafts.
+
+        `chain` is as in `ResidentParts`.
+        """
         from engine.runner import StepForward
 
         kv = None
         if self.plan.kv is not None and self.backend is not None:
             pool = cut_pool(self.backend.kv_layout(), len(self.plan.kv.windows), pages + self._scratch, device)
             forward = StepForward(self.backend, pool, TargetTaps())
-            kv = DraftKV(forward=forward, backend=self.backend, scratch=self._scratch // self.slots)
+            kv = DraftKV(forward=forward, backend=self.backend, scratch=scratch_pages(self.plan, self.page_size))
         return ResidentParts(
             speculator=self.speculator,
             plan=self.plan,
@@ -52,11 +55,12 @@ class PlannedResident:
             pages=pages,
             page_size=self.page_size,
             vocab_size=vocab_size,
+            chain=chain,
         )
 
     @property
     def _scratch(self) -> int:
-        return self.slots * scratch_pages(self.plan, self.page_size)
+        return (self.slots + 1) * scratch_pages(self.plan, self.page_size)  # one for padding
 
 
 def plan_resident(

@@ -58,7 +58,7 @@ def speculators() -> list[Offer[ResidentSpeculator]]:
             summary="EAGLE, EAGLE-2, EAGLE-3 and EAGLE-3.1 heads: draft from the target's hidden states",
             build=build,
             options=EagleOptions,
-            capabilities=Capabilities(flags=frozenset({Flag.TREE_DRAFTS})),
+            capabilities=Capabilities(flags=frozenset({Flag.TREE_DRAFTS, Flag.GRAPH_SAFE})),
             requires={"models": Needs(flags=frozenset({Flag.HIDDEN_STATES}))},
         )
     ]

@@ -10,6 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -303,9 +304,11 @@ def parts(resident: ResidentSpeculator) -> ResidentParts:
     if plan.kv:
         backend = ReferenceAttention(plan.kv, PAGE)
         scratch = scratch_pages(plan, PAGE)
-        pool = cut_pool(backend.kv_layout(), LAYERS, PAGES + SLOTS * scratch, torch.device("cpu"))
+        pool = cut_pool(backend.kv_layout(), LAYERS, PAGES + (SLOTS + 1) * scratch + 1, torch.device("cpu"))
         kv = DraftKV(forward=StepForward(backend, pool, TargetTaps()), backend=backend, scratch=scratch)
-    return ResidentParts(speculator=resident, plan=plan, kv=kv, pages=PAGES, page_size=PAGE, vocab_size=VOCAB)
+    return ResidentParts(
+        speculator=resident, plan=plan, kv=kv, pages=PAGES, page_size=PAGE, vocab_size=VOCAB, chain=MOST
+    )
 
 
 @contextmanager
@@ -317,6 +320,7 @@ def bench(
     trees: bool = True,
     grammar: bool = False,
     most: int = MOST,
+    kind: Callable[..., Runner] = Runner,
 ) -> Iterator[Bench]:
     limits = GrammarLimits(max_size=2000, max_depth=8, compile_seconds=60.0)
     (grammar_offer,) = llguidance.grammars()
@@ -337,9 +341,9 @@ def bench(
 
     def make_runner() -> Runner:
         backend = ReferenceAttention(SHAPE, PAGE)
-        pool = cut_pool(backend.kv_layout(), LAYERS, PAGES, torch.device("cpu"))
+        pool = cut_pool(backend.kv_layout(), LAYERS, PAGES + 1, torch.device("cpu"))  # the last one is for padding
         made.append(
-            Runner(
+            kind(
                 Small(),
                 backend,
                 pool,
@@ -509,3 +513,36 @@ def test_drafts_with_probabilities_are_sound_in_a_batch() -> None:
         assert all(len(it.tokens(name)) == 20 for name in asked)
         assert it.engine.drafter is not None
         assert it.engine.drafter.counters.accepted > 0.5 * it.engine.drafter.counters.drafted
+
+
+@pytest.mark.parametrize(
+    ("names", "budget", "preempt"),
+    [
+        (("greedy", "same beginning"), 64, False),
+        (("greedy", "same beginning"), 13, True),
+        (("one", "drawn"), 64, False),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("one_thread")
+def test_chains_that_stay_on_the_device_leave_the_text_as_it_is(
+    names: Sequence[str], budget: int, preempt: bool, plain: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of CUDA: verified, followed and drafted anew without the host; all of the twin's chains are accepted."""
+    pytest.importorskip("triton")
+    from engine.cuda import drafts
+    from engine.cuda.runner import CudaRunner
+
+    steps: list[int] = []
+    follow = drafts.DeviceDrafting.follow
+    monkeypatch.setattr(drafts.DeviceDrafting, "follow", lambda self, n: (steps.append(n), follow(self, n))[1])
+    asked = {n: (REQUESTS[n][0], REQUESTS[n][1] | {"max_tokens": 12}) for n in names}
+    with bench(Mirror(), budget=budget, kind=partial(CudaRunner, token_budget=64, graphs=False)) as it:
+        it.serve(asked, preempt)
+        for request in asked:
+            assert it.tokens(request) == plain.tokens(request)[:12], request
+        assert len(steps) >= 2, "hardly a step stayed on the device"
+        assert it.engine.drafter is not None
+        counters = it.engine.drafter.counters
+        assert counters.faults == 0
+        assert "drawn" in names or counters.accepted == counters.drafted > 10
