@@ -46,12 +46,13 @@ class Divided:
     rounds: tuple[Round, ...]
 
 
-def expansion_pays(shape: AttentionShape, queries: int, length: int) -> bool:
-    """Whether fewer operations are needed with the request's `length` rows expanded.
+def expansion_pays(shape: AttentionShape, queries: int, length: int, speed: float = 1.0) -> bool:
+    """Whether it takes less time with the request's `length` rows expanded.
 
     A pair of query and key costs each head a product as wide as the key and one as wide as the value, both wider where
-    queries are absorbed; expanding costs latent * (nope + value) for each row. The past alone would need more than
-    170 queries with DeepSeek's widths, and queries that only see each other 341.
+    queries are absorbed; expanding costs latent * (nope + value) for each row, at `speed` times the rate of attention.
+    At its rate the past alone would need more than 170 queries with DeepSeek's widths, and queries that only see each
+    other 341.
     """
     if shape.expanded is None:
         return False
@@ -59,7 +60,7 @@ def expansion_pays(shape: AttentionShape, queries: int, length: int) -> bool:
     pairs = queries * (length - queries) + queries * (queries + 1) // 2
     nope = key - (shape.head_dim - shape.v_head_dim)
     spared = shape.head_dim + shape.v_head_dim - key - value
-    return pairs * spared > length * shape.v_head_dim * (nope + value)
+    return pairs * spared * speed > length * shape.v_head_dim * (nope + value)
 
 
 def rows_at_once(shape: AttentionShape, itemsize: int, workspace: int = WORKSPACE) -> int:
@@ -69,14 +70,14 @@ def rows_at_once(shape: AttentionShape, itemsize: int, workspace: int = WORKSPAC
     return max(1, workspace // (shape.heads * sum(shape.expanded) * itemsize))
 
 
-def divide(batch: AttentionBatch, shape: AttentionShape, page_size: int, most: int) -> Divided:
-    """Cut a step; `most` is the number of rows of a round. Draft trees stay absorbed."""
+def divide(batch: AttentionBatch, shape: AttentionShape, page_size: int, most: int, speed: float = 1.0) -> Divided:
+    """Cut a step; `most` is the number of rows of a round, `speed` as above. Draft trees stay absorbed."""
     queries, lengths = batch.query_lens_host.tolist(), batch.seq_lens_host.tolist()
     trees = batch.tree_masks or {}
     long = [
         r
         for r in range(batch.num_decodes, len(queries))
-        if r not in trees and expansion_pays(shape, queries[r], lengths[r])
+        if r not in trees and expansion_pays(shape, queries[r], lengths[r], speed)
     ]
     if not long:
         return Divided(batch, None, None, None, ())

@@ -253,6 +253,7 @@ def attend(
             table = block_tables + request.to(tl.int64) * table_row
             slot = _slots(_page(table, at - begins, length, PAGE, BLOCK), at - begins, PAGE, BLOCK)
             ahead = _page(table, at - begins + 1, length, PAGE, BLOCK)  # early, or loads of rows would wait for it
+            limit = tl.minimum(length, (stop - begins) * BLOCK)
             if AHEAD:  # a round early as well: what is converted first is not fetched ahead by the compiler
                 exists = (at - begins) * BLOCK + b < length
                 small = tl.load(latents + slot[:, None] * LATENT_ROW + d[None, :], mask=exists[:, None], other=0)
@@ -276,7 +277,7 @@ def attend(
                     if AHEAD:
                         small = tl.load(
                             latents + following[:, None] * LATENT_ROW + d[None, :],
-                            mask=((n + BLOCK < length) & (block + 1 < stop - begins))[:, None],
+                            mask=(n + BLOCK < limit)[:, None],
                             other=0,
                         )
                 else:
