@@ -181,7 +181,7 @@ def load_resident(
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise ResourceError(f"the speculator {name!r} can't be loaded: {text}") from error
     flags = choices["speculator"].core.capabilities.flags
-    chains = Flag.GRAPH_SAFE in flags and Flag.DRAFT_PROBS not in flags
+    chains = Flag.GRAPH_SAFE in flags and Flag.DRAFT_PROBS not in flags and not planned.plan.forks
     chain = composition.config.speculator.max_draft if chains else 0
     return planned.parts(pages, composition.profile.vocab_size, device, chain)
 

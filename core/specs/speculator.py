@@ -145,6 +145,8 @@ class ResidentPlan:
     places: int = 0
     """Most items that one `draft` stores for a request. They are scratch: after the step only what `extend` stores
     counts."""
+    forks: bool = False
+    """Whether drafts may be trees; without forks a resident that is `graph_safe` drafts chains in graphs on CUDA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ class EagleSpeculator(ResidentSpeculator):
                 dtype=checkpoint.dtype,
             ),
             places=_places(self._tree, checkpoint.max_draft),
+            forks=self._tree is not None,
         )
 
     def load(self, target: Target) -> None:

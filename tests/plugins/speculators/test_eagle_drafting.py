@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.device import detect
+from engine.ops.kernels import QUANT_FEATURES
 from engine.ops.reference import TorchOps
 from engine.plugins.quantization.none.linear import DenseQuantization
 from engine.plugins.speculators.eagle import EagleOptions, TreeOptions
@@ -266,6 +268,7 @@ def test_one_token_is_drafted_as_a_chain_and_so_is_all_where_trees_cannot_be_ver
     assert fed(made, tree).draft([0], [14], [1]).parents is None
     it = fed(made, tree, trees=False)
     assert it.plan.places == 7
+    assert not it.plan.forks
     assert it.draft([0], [14], [6]).parents is None
 
 
@@ -274,6 +277,7 @@ def test_the_plan_asks_for_what_the_head_is_made_of(make_head: MakeHead) -> None
     assert plan.taps.hidden_layers == (1, 2, 3)
     assert not plan.taps.final_hidden
     assert plan.places == 16
+    assert plan.forks
     assert plan.kv is not None
     assert (plan.kv.heads, plan.kv.kv_heads, plan.kv.head_dim, plan.kv.windows) == (4, 2, 16, (None,))
     first = bench(make_head("eagle")).plan
@@ -294,6 +298,29 @@ def test_a_head_of_another_model_is_refused(fields: dict[str, Any], told: str, m
     speculator = EagleSpeculator(EagleOptions(head=f"path:{folder}"))
     with pytest.raises(ValueError, match=told):
         speculator.plan(checkpoint(folder, **fields))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "able", "named", "asked"),
+    [
+        ("bfloat16", True, None, ["int8"]),
+        ("bfloat16", False, None, []),
+        ("float32", True, None, []),
+        ("float32", False, "int4", ["int4"]),
+    ],
+)
+def test_the_head_is_kept_in_8_bits_where_that_is_faster(
+    dtype: str, able: bool, named: str | None, asked: list[str], make_head: MakeHead
+) -> None:
+    folder, _ = make_head()
+    processor = replace(detect("cpu"), cpu_features=QUANT_FEATURES if able else frozenset(), here=False)
+    found: list[str] = []
+    speculator = EagleSpeculator(EagleOptions(head=f"path:{folder}", quantization=named))
+    plain = checkpoint(folder)
+    speculator.plan(
+        replace(plain, dtype=dtype, device=processor, find_linears=lambda name: found.append(name) or DenseQuantization)
+    )
+    assert found == asked
 
 
 def test_without_a_head_the_shipped_ones_are_searched(tmp_path: Path) -> None:
