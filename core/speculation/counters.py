@@ -34,6 +34,10 @@ class DraftCounters:
     def __post_init__(self) -> None:
         self.accepted_at = [0] * self.most
 
+    def totals(self) -> tuple[int, int, int]:
+        """Drafts, their tokens, and those that were kept."""
+        return self.steps, self.drafted, self.accepted
+
     def count(self, context: int, drafted: int, accepted: int) -> None:
         """A draft of a request with `context` tokens was verified."""
         for counters in (self, self.contexts[context_bucket(context)]):

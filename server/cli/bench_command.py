@@ -12,6 +12,7 @@ from typing import Any
 import click
 import msgspec
 
+from engine.server.cli import bench_spec
 from engine.server.cli.endpoint import Endpoint, EndpointError
 from engine.server.cli.workload import Report, Sample, Workload, run
 
@@ -30,7 +31,8 @@ def _levels(context: click.Context, option: click.Parameter, value: str | None) 
     return levels
 
 
-@click.command("bench")
+@click.group("bench", invoke_without_command=True)
+@click.pass_context
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server, with or without /v1.")
 @click.option("--model", help="Name of the model; the first that the server lists if unset.")
 @click.option("--api-key", help="Key to send as a bearer token.")
@@ -51,6 +53,8 @@ def _levels(context: click.Context, option: click.Parameter, value: str | None) 
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all numbers here.")
 def command(
+    context: click.Context,
+    /,
     url: str,
     model: str | None,
     api_key: str | None,
@@ -59,13 +63,15 @@ def command(
     trace_path: Path | None,
     **load: Any,
 ) -> None:
-    """Measure latency and throughput of an OpenAI endpoint.
+    """Measure latency and throughput of an OpenAI endpoint, or what speculators bring (spec).
 
     \b
     engine bench --concurrency 1,16,64
     engine bench --url http://host:8000 --request-rate 4 --num-requests 100 --shared-prefix 0.8
     engine bench --concurrency 8 --api-key $OPERATOR_KEY --trace trace.json
     """
+    if context.invoked_subcommand is not None:
+        return
     endpoint = Endpoint(url, api_key)
     seed = random.randrange(2**31) if load["seed"] is None else load["seed"]
     levels = concurrency or [load["num_requests"] or 16 if load["request_rate"] else 1]
@@ -169,5 +175,7 @@ def _milliseconds(values: dict[str, float] | None) -> str:
         return "–"
     return " / ".join(f"{values[name] * 1000:.1f}" for name in ("p50", "p90", "p99"))
 
+
+command.add_command(bench_spec.command)
 
 __all__ = ["command"]
