@@ -150,8 +150,7 @@ class DeviceDrafting:
         states = self._forward(requests * width)
         sampled = self._sampled[: requests * width].view(requests, width)
         drafts = inputs.drafts[: requests * (width - 1)].view(requests, width - 1)
-        agree = (sampled[:, :-1] == drafts) & (sampled[:, 1:] != UNSAMPLED)
-        self.accepted[:requests] = agree.int().cumprod(1).sum(1)
+        self.accepted[:requests] = agreeing(sampled, drafts)
         return states
 
     def _run_follow(self, requests: int) -> None:
@@ -214,4 +213,15 @@ class DeviceDrafting:
         return torch.where(at < own[:, None], known, spare)
 
 
-__all__ = ["MOST_ROWS", "DeviceDrafting", "DeviceDrafts"]
+def agreeing(sampled: Tensor, drafts: Tensor) -> Tensor:
+    """How many drafts of each request the target's own samples begin with, int64 [R].
+
+    Args:
+        sampled: int32 [R, K + 1], behind the newest token and behind each draft; `UNSAMPLED` where there is none.
+        drafts: int64 [R, K].
+    """
+    agree = (sampled[:, :-1] == drafts) & (sampled[:, 1:] != UNSAMPLED)
+    return agree.int().cumprod(1).sum(1)
+
+
+__all__ = ["MOST_ROWS", "DeviceDrafting", "DeviceDrafts", "agreeing"]

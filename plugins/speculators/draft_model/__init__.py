@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from engine.hooks import hookimpl
-from engine.plugin import Offer, Options
+from engine.plugin import Capabilities, Flag, Offer, Options
 
 if TYPE_CHECKING:
     from engine.specs.model import ModelProfile
@@ -36,6 +36,7 @@ def speculators() -> list[Offer[ResidentSpeculator]]:
             summary="a smaller model of the same vocabulary drafts; any model that the engine can serve",
             build=build,
             options=DraftModelOptions,
+            capabilities=Capabilities(flags=frozenset({Flag.GRAPH_SAFE})),
         )
     ]
 
