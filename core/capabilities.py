@@ -46,6 +46,7 @@ class Flag(StrEnum):
     LINEARS = "linears"  # model: takes its linear layers from the quantization
     SOFTCAP = "softcap"  # attention: logit soft-capping
     PACKED_ROWS = "packed_rows"  # attention: keeps latent rows in 8 bits
+    PACKED_HEADS = "packed_heads"  # attention: keeps keys and values in 8 bits
     PREFIX_REUSE = "prefix_reuse"  # KV cache: pages of a finished request can be matched again
     PRODUCER = "producer"  # KV connector: publishes KV
     CONSUMER = "consumer"  # KV connector: fetches KV

@@ -118,7 +118,7 @@ def compose(
     base = Needs(device=device.kind, compute_capability=device.compute_capability)
     max_context = _max_context(config, profile, known)
     needs = _kv_needs(config, profile, replace(base, dtype=dtype))
-    packed = _packed(config, profile, known)
+    packed = config.kv_cache.dtype == "fp8"
     stored = stored_formats(found.loader, path)
 
     choices = {
@@ -221,20 +221,9 @@ def _kv_needs(config: EngineConfig, profile: ModelProfile, base: Needs) -> Needs
 def _attention_needs(needs: Needs, profile: ModelProfile, packed: bool) -> Needs:
     windowed = {Mask.SLIDING_WINDOW} if any(window is not None for window in profile.windows) else set()
     softcap = {Flag.SOFTCAP} if profile.softcap is not None else set()
-    in_8_bits = {Flag.PACKED_ROWS} if packed else set()
+    form = Flag.PACKED_ROWS if profile.kv_kind is KVKind.MLA else Flag.PACKED_HEADS
+    in_8_bits = {form} if packed else set()
     return replace(needs, masks=frozenset({Mask.CAUSAL} | windowed), flags=frozenset(softcap | in_8_bits))
-
-
-def _packed(config: EngineConfig, profile: ModelProfile, origins: Origins) -> bool:
-    if config.kv_cache.dtype == "auto":
-        return False
-    if profile.kv_kind is not KVKind.MLA:
-        key: Key = ("kv_cache", "dtype")
-        raise CompositionError(
-            f"{origins.near(key)}kv_cache.dtype is {config.kv_cache.dtype}, which is for latent rows, but "
-            f"{profile.architecture} keeps K and V per head; leave it at auto"
-        )
-    return True
 
 
 def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) -> int:

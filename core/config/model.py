@@ -89,7 +89,7 @@ class KVCacheSection(Component):
     page_size: int = Field(default=16, gt=0, le=1024, description="Tokens per page.")
     dtype: Literal["auto", "fp8"] = Field(
         default="auto",
-        description="What elements are kept in: the model's dtype, or 8 bits for latent rows (rotary part excepted).",
+        description="What elements are kept in: the model's dtype, or 8 bits (but for the rotary part of latent rows).",
     )
     memory: Bytes | None = Field(
         default=None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.capabilities import KVKind
+from engine.eight_bits import packed_heads_bytes
 from engine.latent.widths import packed_bytes
 from engine.specs.model import ModelProfile
 
@@ -36,13 +37,15 @@ def own_form(profile: ModelProfile, packed_beside: int | None = None) -> KVForm:
     """How the model really keeps them.
 
     Args:
-        packed_beside: bytes of an element of the model, where the cache keeps latent rows in 8 bits beside them.
+        packed_beside: bytes of an element of the model, where the cache keeps 8 bits.
     """
     latent = profile.kv_kind is KVKind.MLA
     meaning = "one latent row for all heads" if latent else f"{profile.kv_heads} heads of keys and values"
     row = None
-    if latent and packed_beside is not None:
-        row, meaning = packed_bytes(profile.head_dim, profile.v_head_dim, packed_beside), f"{meaning}, in 8 bits"
+    if packed_beside is not None:
+        widths = profile.head_dim, profile.v_head_dim
+        row = packed_bytes(*widths, packed_beside) if latent else packed_heads_bytes(profile.kv_heads, *widths)
+        meaning = f"{meaning}, in 8 bits"
     return KVForm(name="as built", meaning=meaning, elements=profile.kv_elements_per_token, row_bytes=row)
 
 

@@ -51,7 +51,7 @@ class AttentionShape:
     softcap: float | None
     dtype: str  # of queries, keys, values and of the cache
     expanded: tuple[int, int] | None = None  # mla: widths of a head's key and value when rows are expanded
-    packed: bool = False  # mla: the cache keeps rows in 8 bits, as `engine.latent.rows.PackedRows` has it
+    packed: bool = False  # the cache keeps 8 bits, as `engine.latent.rows.PackedRows` or `engine.eight_bits` has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

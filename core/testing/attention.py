@@ -119,7 +119,8 @@ class AttentionConformance(OfferConformance):
         self, shape: AttentionShape, page_size: int | None = None, masks: frozenset[Mask] = frozenset(), **how: Any
     ) -> Bench:
         """A pool with this backend; skips the test when the offer doesn't claim what is asked."""
-        asked = {Flag.SOFTCAP: shape.softcap is not None, Flag.PACKED_ROWS: shape.packed}
+        form = Flag.PACKED_ROWS if shape.kind is KVKind.MLA else Flag.PACKED_HEADS
+        asked = {Flag.SOFTCAP: shape.softcap is not None, form: shape.packed}
         flags = frozenset(flag for flag, wanted in asked.items() if wanted)
         windows = frozenset({Mask.SLIDING_WINDOW}) if any(shape.windows) else frozenset()
         sizes = self.offer.capabilities.page_sizes
@@ -276,6 +277,13 @@ class AttentionConformance(OfferConformance):
         self.play(self.bench(latent(dtype=dtype, packed=True)), EXPANDED[scenario])
 
     @QUICK
+    @proves("flags:packed_heads")
+    @pytest.mark.parametrize("scenario", ["long prefill", "decodes", "mixed", "chunks with a prefix in pages"])
+    def test_heads_in_8_bits(self, scenario: str) -> None:
+        """Against the keys and values that the cache stands for."""
+        self.play(self.bench(self.shape(packed=True)), SCENARIOS[scenario])
+
+    @QUICK
     @proves("masks:tree")
     @pytest.mark.parametrize("windows", [(None,), (2, None)], ids=str)
     def test_tree(self, windows: tuple[int | None, ...]) -> None:
@@ -314,6 +322,8 @@ class AttentionConformance(OfferConformance):
         shapes = [self.shape()]
         if KVKind.MLA in self.offer.capabilities.kv_kinds and shapes[0].kind is KVKind.GQA:
             shapes.append(mla(4, 576, 512, dtype=shapes[0].dtype))
+        if Flag.PACKED_HEADS in self.offer.capabilities.flags:
+            shapes.append(self.shape(packed=True))
         if Flag.PACKED_ROWS in self.offer.capabilities.flags:
             shapes.append(latent(dtype=shapes[0].dtype, packed=True))
         found = {layout_of(self.bench(shape).backend) for shape in shapes}

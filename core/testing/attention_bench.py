@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.capabilities import KVKind
+from engine.eight_bits import rounded
 from engine.latent.rows import PackedRows
 from engine.latent.up import LatentUp
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape
@@ -113,10 +114,13 @@ class Bench:
             return (torch.stack(rows) * size).to(dtype)
 
         q, k = draw("q", shape.heads, self._query_width), draw("k", shape.kv_heads, shape.head_dim)
-        if shape.packed:
+        latent = shape.kind is KVKind.MLA
+        if latent and shape.packed:
             packed = PackedRows(shape)
             k = packed.unpack(packed.pack(k))  # which packing again leaves as it is
-        v = k[..., : shape.v_head_dim] if shape.kind is KVKind.MLA else draw("v", shape.kv_heads, shape.v_head_dim)
+        v = k[..., : shape.v_head_dim] if latent else draw("v", shape.kv_heads, shape.v_head_dim)
+        if shape.packed and not latent:
+            k, v = rounded(k), rounded(v)  # likewise
         depth = torch.arange(count) if tree is None else tree.sum(1) - 1 + count - tree.shape[1]
         fresh = (q, k, v)
         if done:

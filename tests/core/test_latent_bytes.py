@@ -46,14 +46,16 @@ def test_eight_times_as_many_contexts_as_expanded_ones() -> None:
     assert packed.pool.requests > 1.7 * plan.pool.requests
 
 
-def test_8_bits_are_for_latent_rows() -> None:
+def test_heads_in_8_bits_take_a_byte_each_for_their_scales() -> None:
     plan = planned("qwen2.5-7b", "kv_cache.dtype=fp8")
-    (reason,) = plan.blocked
-    assert reason.startswith("kv_cache.dtype is fp8, which is for latent rows, but Qwen2ForCausalLM keeps K and")
+    assert not plan.blocked
     assert plan.pool is not None
-    assert plan.pool.bytes_per_token == 28 * 4 * 256 * 2, "what it would take at auto"
+    assert plan.pool.bytes_per_token == 28 * 4 * 2 * (128 + 1)
+    assert planned("qwen2.5-7b").pool.bytes_per_token == 28 * 4 * 2 * 128 * 2  # type: ignore[union-attr]
 
 
 def test_a_backend_without_8_bit_rows_is_refused_by_name() -> None:
     plan = planned("deepseek-v2-lite", "kv_cache.dtype=fp8", "attention.use=cpu")
     assert "lacks packed_rows" in plan.blocked[0]
+    plan = planned("qwen2.5-7b", "kv_cache.dtype=fp8", "attention.use=reference")
+    assert "lacks packed_heads" in plan.blocked[0]

@@ -42,7 +42,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 kv_kinds=frozenset(KVKind),
                 head_dims=frozenset({16, 32, 64, 80, 96, 112, 128, 192, 256, 576}),
                 masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
-                flags=frozenset({Flag.SOFTCAP, Flag.GRAPH_SAFE, Flag.PACKED_ROWS}),
+                flags=frozenset({Flag.SOFTCAP, Flag.GRAPH_SAFE, Flag.PACKED_ROWS, Flag.PACKED_HEADS}),
             ),
             available=missing,
             rank=50,

@@ -19,6 +19,7 @@ from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.triton import decode, prefill
 from engine.plugins.attention.triton.cascade import SPLITS
 from engine.plugins.attention.triton.fresh import ROWS, Fresh
+from engine.plugins.attention.triton.packed import store_packed
 from engine.plugins.attention.triton.shared import Cascade, Shared
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout, Rotation
 
@@ -78,6 +79,8 @@ class TritonAttention(AttentionBackend):
             raise ValueError(f"{shape.heads} query heads can't be shared out among {shape.kv_heads} KV heads")
         if small := [size for size in (shape.head_dim, shape.v_head_dim) if size < 16]:
             raise ValueError(f"attention backend 'triton' needs heads of at least 16 elements, not {small[0]}")
+        if shape.packed and device.here and (device.compute_capability or (8, 9)) < (8, 9):
+            raise ValueError(f"keys and values in 8 bits need compute capability 8.9; {device.name} has less")
         self._shape, self._page_size = shape, page_size
         self._windows = tuple(window or 0 for window in shape.windows)
         self._group = shape.heads // shape.kv_heads
@@ -103,6 +106,7 @@ class TritonAttention(AttentionBackend):
             "PAGE": page_size,
             "SOFTCAP": cap is not None,
             "PRECISION": "ieee" if shape.dtype == "float32" else "tf32",
+            "PACKED": shape.packed,
         }
         self._fresh = Fresh(shape, self._scale) if Fresh.fits(shape, device) else None
         tiles = Tiles(32, 8, 1) if wide else Tiles(64, 8, 3)
@@ -118,8 +122,14 @@ class TritonAttention(AttentionBackend):
         )
 
     def kv_layout(self) -> KVLayout:
-        """A page holds each head's rows in one piece: [KV heads, page size, width]."""
+        """A page holds each head's rows in one piece: [KV heads, page size, width]; in 8 bits, scales beside them."""
         heads, page = self._shape.kv_heads, self._page_size
+        if self._shape.packed:
+            widths = (("k_packed", self._shape.head_dim), ("v_packed", self._shape.v_head_dim))
+            rows = tuple((name, (heads, page, width)) for name, width in widths)
+            scales = (("k_scale", (heads, page)), ("v_scale", (heads, page)))
+            axes = (("head", "token", "width"),) * 2 + (("head", "token"),) * 2
+            return KVLayout(parts=rows + scales, dtype="uint8", axes=axes)
         parts = (("k", (heads, page, self._shape.head_dim)), ("v", (heads, page, self._shape.v_head_dim)))
         return KVLayout(parts=parts, dtype=self._shape.dtype, axes=(("head", "token", "width"),) * 2)
 
@@ -227,7 +237,8 @@ class TritonAttention(AttentionBackend):
             q,
             k,
             v,
-            *kv,
+            *kv[:2],
+            *kv[-2:],
             out,
             work.partial_out,
             work.partial_stats,
@@ -280,7 +291,8 @@ class TritonAttention(AttentionBackend):
             q,
             k,
             v,
-            *kv,
+            *kv[:2],
+            *kv[-2:],
             out,
             batch.query_start,
             batch.seq_lens,
@@ -317,23 +329,24 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         """Put the keys and values of the tokens from `first` on into their pages."""
         shape = self._shape
-        prefill.store[(k.shape[0] - first,)](
-            k,
-            v,
-            *kv,
-            batch.slot_mapping,
-            batch.positions,
-            batch.positions if rotation is None else rotation.cos_sin,
-            *strides[2:],
-            first,
-            HEADS=shape.kv_heads,
-            DIM=shape.head_dim,
-            V_DIM=shape.v_head_dim,
-            PAGE=self._page_size,
-            WIDTH=triton.next_power_of_2(shape.kv_heads * max(shape.head_dim, shape.v_head_dim)),
-            ROTATE=rotation is not None,
-            num_warps=4,
-        )
+        given = k, v, *kv, batch.slot_mapping, batch.positions
+        angles = batch.positions if rotation is None else rotation.cos_sin
+        same: dict[str, Any] = {
+            "HEADS": shape.kv_heads,
+            "DIM": shape.head_dim,
+            "V_DIM": shape.v_head_dim,
+            "PAGE": self._page_size,
+            "ROTATE": rotation is not None,
+            "num_warps": 4,
+        }
+        grid = (k.shape[0] - first,)
+        if shape.packed:
+            padded = {name: self._common[name] for name in ("DIM_PAD", "V_PAD")}
+            heads = triton.next_power_of_2(shape.kv_heads)
+            store_packed[grid](*given, angles, *strides[2:6], first, HEADS_PAD=heads, **padded, **same)
+            return
+        width = triton.next_power_of_2(shape.kv_heads * max(shape.head_dim, shape.v_head_dim))
+        prefill.store[grid](*given, angles, *strides[2:], first, WIDTH=width, **same)
 
 
 __all__ = ["TritonAttention"]

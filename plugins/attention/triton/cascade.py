@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.ops.dependent import begin, wait
+from engine.plugins.attention.triton.packed import scale_of, widen
 from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 LEAST_KEYS: Final = 256
@@ -132,6 +133,8 @@ def attend_shared(
     q,
     k_pages,
     v_pages,
+    k_scales,
+    v_scales,
     shared_out,
     shared_stats,
     members,
@@ -159,6 +162,7 @@ def attend_shared(
     BLOCK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    PACKED: tl.constexpr,
     STAGES: tl.constexpr,
     ROTATE: tl.constexpr,
     EARLY: tl.constexpr,
@@ -213,7 +217,13 @@ def attend_shared(
                 mask=exists[:, None] & (dv[None, :] < V_DIM),
                 other=0.0,
             )
+            if PACKED:
+                stored = page * (KV_HEADS * PAGE) + inside
+                keys = widen(keys, queries.dtype)
+                values = widen(values, queries.dtype)
             scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+            if PACKED:
+                scores *= scale_of(tl.load(k_scales + stored, mask=exists, other=0))[None, :]
             if SOFTCAP:
                 scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
             scores = tl.where(exists[None, :], scores, float("-inf"))
@@ -221,6 +231,8 @@ def attend_shared(
             weights = tl.exp2(scores - peak[:, None])
             shrink = tl.exp2(best - peak)
             total = total * shrink + tl.sum(weights, 1)
+            if PACKED:
+                weights *= scale_of(tl.load(v_scales + stored, mask=exists, other=0))[None, :]
             acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
             best = peak
         place = (request * SPLITS + unit % parts) * (KV_HEADS * GROUP) + heads

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.ops.dependent import begin, wait
+from engine.plugins.attention.triton.packed import pack, scale_of, widen
 from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 ITEM = 5
@@ -105,6 +106,8 @@ def decode(
     v,
     k_pages,
     v_pages,
+    k_scales,
+    v_scales,
     out,
     partial_out,
     partial_stats,
@@ -142,6 +145,7 @@ def decode(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    PACKED: tl.constexpr,
     STAGES: tl.constexpr,
     STORE: tl.constexpr,
     ROTATE: tl.constexpr,
@@ -151,6 +155,7 @@ def decode(
 ):
     """One item of the work list for one KV head: program (item, KV head).
 
+    With PACKED, pages are dense, hold 8 bits and have scales beside them.
     With ROTATE, queries and new keys are rotated by `cos_sin` as they are read.
     With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
     in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32
@@ -191,8 +196,19 @@ def decode(
         k_at = k + request.to(tl.int64) * k_token + head * k_head
         new_k = load_rotated(k_at, d, d < DIM, cos, sin, DIM) if ROTATE else tl.load(k_at + d, mask=d < DIM)
         new_v = tl.load(v + request.to(tl.int64) * v_token + head * v_head + dv, mask=dv < V_DIM)
-        tl.store(k_pages + page * k_page + (head * PAGE + offset) * DIM + d, new_k, mask=d < DIM)
-        tl.store(v_pages + page * v_page + (head * PAGE + offset) * V_DIM + dv, new_v, mask=dv < V_DIM)
+        k_to = k_pages + page * k_page + (head * PAGE + offset) * DIM + d
+        v_to = v_pages + page * v_page + (head * PAGE + offset) * V_DIM + dv
+        if PACKED:
+            small_k, k_bits = pack(tl.where(d < DIM, new_k, 0.0).to(tl.float32)[None, :])
+            small_v, v_bits = pack(tl.where(dv < V_DIM, new_v, 0.0).to(tl.float32)[None, :])
+            tl.store(k_to[None, :], small_k, mask=(d < DIM)[None, :])
+            tl.store(v_to[None, :], small_v, mask=(dv < V_DIM)[None, :])
+            one = (page * KV_HEADS + head) * PAGE + offset + tl.arange(0, 1)
+            tl.store(k_scales + one, (k_bits >> 23).to(tl.uint8))
+            tl.store(v_scales + one, (v_bits >> 23).to(tl.uint8))
+        else:
+            tl.store(k_to, new_k, mask=d < DIM)
+            tl.store(v_to, new_v, mask=dv < V_DIM)
         tl.debug_barrier()  # the loop below reads them back
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -208,7 +224,12 @@ def decode(
             mask=exists[None, :] & (d[:, None] < DIM),
             other=0.0,
         )
+        if PACKED:
+            stored = page * (KV_HEADS * PAGE) + inside
+            keys = widen(keys, queries.dtype)
         scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+        if PACKED:
+            scores *= scale_of(tl.load(k_scales + stored, mask=exists, other=0))[None, :]
         if SOFTCAP:
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
         sees = exists
@@ -225,6 +246,9 @@ def decode(
             mask=exists[:, None] & (dv[None, :] < V_DIM),
             other=0.0,
         )
+        if PACKED:
+            values = widen(values, queries.dtype)
+            weights *= scale_of(tl.load(v_scales + stored, mask=exists, other=0))[None, :]
         acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
         best = peak
     if SHARED and item == first:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.plugins.attention.triton.packed import scale_of, widen
 from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 
@@ -67,6 +68,8 @@ def _fold(
     queries,
     keys,
     values,
+    key_scales,
+    value_scales,
     sees,
     best,
     total,
@@ -76,9 +79,15 @@ def _fold(
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
-    """One block of keys into a running softmax. queries [M, D], keys [D, N], values [N, V], sees [M, N]."""
+    """One block of keys into a running softmax. queries [M, D], keys [D, N], values [N, V], sees [M, N].
+
+    With PACKED, keys and values lack their scales [N].
+    """
     scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+    if PACKED:
+        scores *= key_scales[None, :]
     if SOFTCAP:
         scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
     if MASKED:
@@ -89,6 +98,8 @@ def _fold(
     shrink = tl.exp2(best - safe)
     total = total * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None]
+    if PACKED:
+        weights *= value_scales[None, :]
     acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     return peak, total, acc
 
@@ -100,6 +111,8 @@ def prefill(
     v,
     k_pages,
     v_pages,
+    k_scales,
+    v_scales,
     out,
     query_start,
     seq_lens,
@@ -135,6 +148,7 @@ def prefill(
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
     PRECISION: tl.constexpr,
+    PACKED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One tile: ROWS / PACK tokens of one request with PACK of the query heads of one KV head.
@@ -212,8 +226,30 @@ def prefill(
         sees = exists[None, :] & is_row[:, None]
         if WINDOW:
             sees = sees & ((at + n)[None, :] > position[:, None] - window)
+        key_scales = 1.0
+        value_scales = 1.0
+        if PACKED:
+            stored = page * (KV_HEADS * PAGE) + inside
+            key_scales = scale_of(tl.load(k_scales + stored, mask=exists, other=0))
+            value_scales = scale_of(tl.load(v_scales + stored, mask=exists, other=0))
+            keys = widen(keys, queries.dtype)
+            values = widen(values, queries.dtype)
         best, total, acc = _fold(
-            queries, keys, values, sees, best, total, acc, scale, softcap, SOFTCAP, True, PRECISION
+            queries,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            sees,
+            best,
+            total,
+            acc,
+            scale,
+            softcap,
+            SOFTCAP,
+            True,
+            PRECISION,
+            PACKED,
         )
 
     # The new tokens, from the projection: blocks that every row sees whole, then those on the diagonal.
@@ -240,7 +276,21 @@ def prefill(
         else:
             values = tl.load(new_v + source[:, None] * v_token + dv[None, :], mask=dv[None, :] < V_DIM, other=0.0)
         best, total, acc = _fold(
-            queries, keys, values, is_row[:, None], best, total, acc, scale, softcap, SOFTCAP, False, PRECISION
+            queries,
+            keys,
+            values,
+            1.0,
+            1.0,
+            is_row[:, None],
+            best,
+            total,
+            acc,
+            scale,
+            softcap,
+            SOFTCAP,
+            False,
+            PRECISION,
+            False,
         )
     for at in tl.range(whole, end, BLOCK, num_stages=1):
         j = at + n
@@ -269,7 +319,7 @@ def prefill(
         if WINDOW:
             sees = sees & (reached[None, :] > position[:, None] - window)
         best, total, acc = _fold(
-            queries, keys, values, sees, best, total, acc, scale, softcap, SOFTCAP, True, PRECISION
+            queries, keys, values, 1.0, 1.0, sees, best, total, acc, scale, softcap, SOFTCAP, True, PRECISION, False
         )
     to = out + (where * KV_HEADS * GROUP + heads)[:, None] * V_DIM + dv[None, :]
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_row[:, None] & (dv[None, :] < V_DIM))

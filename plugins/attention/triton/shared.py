@@ -120,7 +120,8 @@ class Cascade:
         """Leave the parts of one layer."""
         attend_shared[(self._programs, self._shape.kv_heads)](
             q,
-            *kv,
+            *kv[:2],
+            *kv[-2:],
             shared.out,
             shared.stats,
             shared.members,
