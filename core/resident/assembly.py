@@ -78,7 +78,7 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
             trees=trees and Mask.TREE_LEVELS in masks,
             tokenizer=lambda: composition.choices["loader"].build().tokenizer(composition.model_path),
             open_model=opener(composition, registry),
-            find=lambda source: find_files(source, registry, lambda share, words: None, "its source").path,
+            find=lambda source: find_files(source, registry, lambda share, words: None, "the source").path,
             find_linears=lambda name: _linears(name, composition, registry),
         )
         resident = plan_resident(

@@ -55,7 +55,7 @@ class EagleSpeculator(ResidentSpeculator):
     def plan(self, checkpoint: Checkpoint) -> ResidentPlan:
         """See `ResidentSpeculator.plan`: reads the head's config, no weight."""
         profile = checkpoint.profile
-        self._folder = shipped_head(profile) if self._source is None else checkpoint.find(self._source)
+        self._folder = shipped_head(profile) if self._source is None else _found(self._source, checkpoint)
         self._shape = shape = _fitting(self._folder, profile)
         self._linears = _linears(self._quantization, shape, checkpoint)
         if not checkpoint.trees:
@@ -123,6 +123,13 @@ class EagleSpeculator(ResidentSpeculator):
     def weight_bytes(self) -> int:
         """See `ResidentSpeculator.weight_bytes`."""
         return self._head.weight_bytes()
+
+
+def _found(source: str, checkpoint: Checkpoint) -> Path:
+    try:
+        return checkpoint.find(source)
+    except EngineError as error:
+        raise ValueError(f"its option head can't be followed: {error}") from error
 
 
 def _fitting(folder: Path, profile: ModelProfile) -> HeadShape:

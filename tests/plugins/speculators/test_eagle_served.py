@@ -82,10 +82,28 @@ def test_a_tree_leaves_the_text_as_it_is(generation: str, served: Callable[[str]
             assert outcome.drafted > 0
 
 
-def test_a_head_of_another_size_ends_the_start_with_a_sentence(
-    served: Callable[[str], Any], make_head: MakeHead
+def without_a_norm(stored: dict[str, Any]) -> None:
+    del stored["norm.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "options", "told"),
+    [
+        (None, {"hidden_size": 128}, [], r"hidden size of 128, but this model .LlamaForCausalLM. has 64"),
+        (without_a_norm, {}, [], "'eagle' can't be loaded: .*model.safetensors lacks tensor norm.weight"),
+        (None, {}, ["head=path:/nowhere"], "head can't be followed: the source is 'path:/nowhere': no file or folder"),
+        (None, {}, ["quantization=int3"], "no quantization named 'int3'"),
+    ],
+)
+def test_a_head_that_does_not_fit_ends_the_start_with_a_sentence(
+    change: Any,
+    fields: dict[str, Any],
+    options: list[str],
+    told: str,
+    served: Callable[[str], Any],
+    make_head: MakeHead,
 ) -> None:
-    folder, _ = make_head(hidden_size=128)
-    options = ["speculator.use=eagle", f"speculator.options.head=path:{folder}"]
-    with pytest.raises(EngineError, match=r"hidden size of 128, but this model .LlamaForCausalLM. has 64"):
-        LLM(None, [*BASE, f"model.source=path:{served('llama').folder}", *options])
+    folder, _ = make_head(change=change, **fields)
+    given = [f"speculator.options.{option}" for option in (f"head=path:{folder}", *options)]
+    with pytest.raises(EngineError, match=told):
+        LLM(None, [*BASE, f"model.source=path:{served('llama').folder}", "speculator.use=eagle", *given])
