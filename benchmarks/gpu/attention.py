@@ -119,14 +119,14 @@ def main() -> None:
         show_prefill(made)
     if not given.tune:
         return
-    tilings = [Tiles(128, 4, 3), Tiles(128, 4, 5), Tiles(64, 4, 5), Tiles(64, 4, 7), Tiles(64, 8, 5), Tiles(32, 4, 7)]
-    for heads, tiles, programs in product(((32, 8), (28, 4)), tilings, (1, 2, 4)):
+    tilings = [Tiles(128, 4, 5), Tiles(64, 4, 5), Tiles(64, 4, 7), Tiles(32, 4, 7)]
+    for heads, programs, tiles in product(((32, 8), (28, 4)), (2, 1), tilings):
         triton_backend.PROGRAMS = programs  # type: ignore[misc]
         made = TritonAttention(shape(*heads), 16, device)
         made._decode = tiles
         show_decode(made, (tiles, programs))
     triton_backend.PROGRAMS = 2  # type: ignore[misc]
-    for block, warps, stages, rows in ((64, 4, 3, 64), (64, 8, 2, 128), (128, 8, 2, 128), (128, 8, 3, 128)):
+    for block, warps, stages, rows in ((64, 8, 3, 128), (128, 8, 3, 128)):
         made = TritonAttention(shape(28, 4), 16, device)
         made._long, made._fresh = Tiles(block, warps, stages, rows), None
         show_prefill(made, made._long)
