@@ -59,7 +59,7 @@ class Drafting:
             forward = batch.step(places, positions, tree.sees)
             flat, outs = self.head.step(
                 self.embed(tree.tokens.flatten()),
-                states.reshape(-1, states.shape[-1]),
+                states.reshape(-1, states.shape[-1]).contiguous(),  # the head writes into it
                 positions.flatten(),
                 partial(forward.attend, 0),
             )
