@@ -56,11 +56,12 @@ class State(StrEnum):
 
 
 class Turn(NamedTuple):
-    """A change of state, and what was known then."""
+    """A change of state or of the alarm, and what was known then."""
 
     step: int
     state: State
     why: str
+    alarm: bool
     rows: int
     gain: float  # expected tokens per second relative to a plain step
     acceptance: float | None
@@ -194,8 +195,11 @@ class Controller(Lengths):
         self._since += 1
         self.account.earn()
         self.scouts.step()
+        ringing = self.alarm.ringing
         if rows:
             self.alarm.step(self.state is State.ON, rows)
+        if self.alarm.ringing != ringing:
+            self._become(self.state, rows, "the alarm ends" if ringing else "alarm: drafts have not paid for long")
 
     def _probe(self, candidates: Sequence[Candidate]) -> list[int]:
         """One draft token for one of sixteen requests, by turns."""
@@ -225,7 +229,8 @@ class Controller(Lengths):
     def _become(self, state: State, rows: int, why: str) -> None:
         self.state = state
         known = self.alarm.acceptance, self.alarm.break_even
-        self._trace.append(Turn(self._steps, state, why, rows, self._gain, *known, self.account.balance))
+        alarm = self.alarm.ringing
+        self._trace.append(Turn(self._steps, state, why, alarm, rows, self._gain, *known, self.account.balance))
         log.debug("step %d: speculation is %s: %s", self._steps, state, why)
 
 

@@ -146,9 +146,13 @@ def _speed_row(row: Speed) -> tuple[str, ...]:
 
 def _print_turns(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     for name, rows in turns.items():
-        click.echo(f"Controller of {name}: the latest {len(rows)} decisions\n")
-        headers = ("STEP", "REQUESTS", "STATE", "GAIN", "KEPT", "PAYS FROM", "ACCOUNT", "WHY")
-        click.echo(table(headers, map(_turn_row, rows)) + "\n")
+        click.echo(f"Controller of {name}: the latest {len(rows)} decisions\n\n{turns_table(rows)}\n")
+
+
+def turns_table(turns: Sequence[Mapping[str, Any]]) -> str:
+    """The controller's decisions for people."""
+    headers = ("STEP", "REQUESTS", "STATE", "GAIN", "KEPT", "PAYS FROM", "ACCOUNT", "WHY")
+    return table(headers, map(_turn_row, turns))
 
 
 def _turn_row(turn: Mapping[str, Any]) -> tuple[str, ...]:
@@ -157,4 +161,4 @@ def _turn_row(turn: Mapping[str, Any]) -> tuple[str, ...]:
     return str(turn["step"]), str(turn["rows"]), turn["state"], gain, *shares, balance, turn["why"]
 
 
-__all__ = ["command"]
+__all__ = ["command", "turns_table"]

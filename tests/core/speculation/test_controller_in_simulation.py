@@ -215,7 +215,7 @@ def test_another_batch_size_is_measured_before_it_drafts() -> None:
 
 def test_the_trace_tells_why() -> None:
     world = World(CPU, 1, lambda step, row: 0.8 if step < 100 else 0.0)
-    world.run(200)
+    world.run(300)
     turns = world.controller.turns()
     assert [turn["state"] for turn in turns[:2]] == ["probing", "on"]
     ends = {turn["why"] for turn in turns if turn["state"] == "off"}
@@ -223,4 +223,5 @@ def test_the_trace_tells_why() -> None:
     assert "the probe brought nothing" in ends
     assert all(turn["why"] and turn["rows"] == 1 for turn in turns)
     assert [turn["step"] for turn in turns] == sorted(turn["step"] for turn in turns)
+    assert next(turn["step"] for turn in turns if turn["alarm"]) == world.alarm_at
     assert world.controller.stats()["state"] == "off"
