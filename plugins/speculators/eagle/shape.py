@@ -181,6 +181,8 @@ def _tap_layers(fields: Mapping[str, Any]) -> tuple[int, ...] | None:
         return None
     if not isinstance(layers, list) or not layers or any(not isinstance(x, int) or x < 0 for x in layers):
         raise ValueError(f"{_AUX_IDS} must be a list of layers, not {layers!r}")
+    if layers != sorted(set(layers)):
+        raise ValueError(f"{_AUX_IDS} is {layers}; layers in ascending order are implemented")
     return tuple(layers)
 
 

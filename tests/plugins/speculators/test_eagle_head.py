@@ -221,6 +221,7 @@ def test_a_faulty_file_is_refused_with_the_tensors_name(fault: str, make_head: M
         ("hidden_act", "gelu", "hidden_act 'gelu'"),
         ("draft_vocab_size", 0, "draft_vocab_size must be a positive integer"),
         ("eagle_aux_hidden_state_layer_ids", ["x"], "must be a list of layers"),
+        ("eagle_aux_hidden_state_layer_ids", [3, 1, 2], "in ascending order"),
         ("quantization_config", {"quant_method": "awq"}, "quantization_config"),
     ],
 )
