@@ -92,21 +92,14 @@ class TritonLatent(LatentBackend):
         if shape.dtype == "float32":
             self._wide = self._narrow = Tiles(16, 16, 4, 1)
         self._no_tree = torch.full((1,), -1, dtype=torch.int64, device=self._device)
-        size = getattr(torch, shape.dtype).itemsize
-        row = self.rows.layout(1).parts[0][1][-1]  # elements, or bytes where packed
-        scaled = min(SCALED, latent)
-        rope_at = latent + 4 * (latent // scaled) if shape.packed else latent
         self._common: dict[str, Any] = {
             "HEADS": shape.heads,
             "LATENT": latent,
             "ROPE": rope,
-            "SCALED": scaled,
+            "SCALED": min(SCALED, latent),
             "PAGE": page_size,
-            "LATENT_ROW": row,
-            "ROPE_ROW": row // size if shape.packed else row,
-            "ROPE_AT": rope_at // size if shape.packed else rope_at,
-            "SCALE_ROW": row // 4,
-            "SCALE_AT": latent // 4,
+            "ROW": self.rows.layout(1).parts[0][1][-1],  # elements, or bytes where packed
+            "SIZE": getattr(torch, shape.dtype).itemsize,
             "PACKED": shape.packed,
             "NATIVE": on_gpu and (device.compute_capability or (0, 0)) >= (8, 9),
             "PRECISION": "ieee" if shape.dtype == "float32" else "tf32",

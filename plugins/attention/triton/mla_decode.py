@@ -66,6 +66,14 @@ def _from_8_bits(small, scales, NATIVE: tl.constexpr, BLOCK: tl.constexpr, LATEN
 
 
 @triton.jit
+def _rotary_at(
+    slot, LATENT: tl.constexpr, SCALED: tl.constexpr, ROW: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr
+):
+    """Where a row's rotary part begins, in elements of SIZE bytes; ROW is in them as well, or in bytes if PACKED."""
+    return slot * (ROW // SIZE) + (LATENT + 4 * (LATENT // SCALED)) // SIZE if PACKED else slot * ROW + LATENT
+
+
+@triton.jit
 def _store(
     row,
     latents,
@@ -75,17 +83,14 @@ def _store(
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
     SCALED: tl.constexpr,
-    LATENT_ROW: tl.constexpr,
-    ROPE_ROW: tl.constexpr,
-    ROPE_AT: tl.constexpr,
-    SCALE_ROW: tl.constexpr,
-    SCALE_AT: tl.constexpr,
+    ROW: tl.constexpr,
+    SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """Put one row where its slot says, as `engine.latent.rows` lays it out."""
     e = tl.arange(0, ROPE)
-    tl.store(rotary + slot * ROPE_ROW + ROPE_AT + e, tl.load(row + LATENT + e))
+    tl.store(rotary + _rotary_at(slot, LATENT, SCALED, ROW, SIZE, PACKED) + e, tl.load(row + LATENT + e))
     if PACKED:
         g = tl.arange(0, LATENT // SCALED)
         d = g[:, None] * SCALED + tl.arange(0, SCALED)[None, :]
@@ -93,12 +98,12 @@ def _store(
         least = tl.maximum(tl.max(tl.abs(values), 1) / 448.0, 1e-4)
         scale = ((least.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
         unsound = tl.sum(tl.where(values - values == 0.0, 0, 1), 1) > 0
-        tl.store(scales + slot * SCALE_ROW + SCALE_AT + g, tl.where(unsound, float("nan"), scale))
-        small = _to_8_bits(values / scale[:, None], NATIVE)
-        tl.store(latents + slot * LATENT_ROW + d, small)
+        tl.store(scales + slot * (ROW // 4) + LATENT // 4 + g, tl.where(unsound, float("nan"), scale))
+        tl.store(latents + slot * ROW + d, _to_8_bits(values / scale[:, None], NATIVE))
     else:
         d = tl.arange(0, LATENT)
-        tl.store(latents + slot * LATENT_ROW + d, tl.load(row + d))
+        tl.store(latents + slot * ROW + d, tl.load(row + d))
+    tl.debug_barrier()  # this program reads it back
 
 
 @triton.jit
@@ -128,6 +133,19 @@ def _slots(page, block, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     b = tl.arange(0, BLOCK)
     inside = (block * BLOCK + b) % PAGE if PAGE % BLOCK else block * BLOCK % PAGE + b
     return page.to(tl.int64) * PAGE + inside
+
+
+@triton.jit
+def _leave(out, to, partial_out, partial_stats, place, best, total, acc, is_row, whole, LATENT: tl.constexpr):
+    """Write results to rows `to`, or what they will be merged from to rows `place`."""
+    d = tl.arange(0, LATENT)
+    if whole:
+        at = out + to[:, None] * LATENT + d[None, :]
+        tl.store(at, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+    else:
+        tl.store(partial_out + place[:, None] * LATENT + d[None, :], acc, mask=is_row[:, None])
+        tl.store(partial_stats + place * 2, best, mask=is_row)
+        tl.store(partial_stats + place * 2 + 1, total, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["table_row", "first_request", "requests", "programs"])
@@ -163,11 +181,8 @@ def attend(
     SCALED: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-    LATENT_ROW: tl.constexpr,
-    ROPE_ROW: tl.constexpr,
-    ROPE_AT: tl.constexpr,
-    SCALE_ROW: tl.constexpr,
-    SCALE_AT: tl.constexpr,
+    ROW: tl.constexpr,
+    SIZE: tl.constexpr,
     DECODE: tl.constexpr,
     STORE: tl.constexpr,
     TREE: tl.constexpr,
@@ -226,24 +241,8 @@ def attend(
             turned = tl.load(query + LATENT + e[None, :], mask=is_row[:, None], other=0.0)
             if STORE and stop == ends:
                 slot = tl.load(slot_mapping + request)
-                _store(
-                    rows + request.to(tl.int64) * k_token,
-                    latents,
-                    scales,
-                    rotary,
-                    slot,
-                    LATENT,
-                    ROPE,
-                    SCALED,
-                    LATENT_ROW,
-                    ROPE_ROW,
-                    ROPE_AT,
-                    SCALE_ROW,
-                    SCALE_AT,
-                    PACKED,
-                    NATIVE,
-                )
-                tl.debug_barrier()  # the loop below reads it back
+                row = rows + request.to(tl.int64) * k_token
+                _store(row, latents, scales, rotary, slot, LATENT, ROPE, SCALED, ROW, SIZE, PACKED, NATIVE)
             if TREE:
                 mask_at = tl.load(tree_at + request)
                 drawn = tl.where(mask_at >= 0, count, 0)  # a request without a tree reads no mask
@@ -256,32 +255,25 @@ def attend(
             limit = tl.minimum(length, (stop - begins) * BLOCK)
             if AHEAD:  # a round early as well: what is converted first is not fetched ahead by the compiler
                 exists = (at - begins) * BLOCK + b < length
-                small = tl.load(latents + slot[:, None] * LATENT_ROW + d[None, :], mask=exists[:, None], other=0)
+                small = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
             for block in tl.range(at - begins, stop - begins, num_stages=STAGES):
                 n = block * BLOCK + b
                 exists = n < length
                 following = _slots(ahead, block + 1, PAGE, BLOCK)
                 ahead = _page(table, block + 2, length, PAGE, BLOCK)
-                shared = tl.load(
-                    rotary + (slot * ROPE_ROW + ROPE_AT)[:, None] + e[None, :], mask=exists[:, None], other=0.0
-                )
+                turn = rotary + _rotary_at(slot, LATENT, SCALED, ROW, SIZE, PACKED)[:, None] + e[None, :]
+                shared = tl.load(turn, mask=exists[:, None], other=0.0)
                 if PACKED:
-                    factors = tl.load(
-                        scales + (slot * SCALE_ROW + SCALE_AT)[:, None] + g[None, :], mask=exists[:, None], other=0.0
-                    )
+                    factor = scales + (slot * (ROW // 4) + LATENT // 4)[:, None] + g[None, :]
+                    factors = tl.load(factor, mask=exists[:, None], other=0.0)
                     if not AHEAD:
-                        small = tl.load(
-                            latents + slot[:, None] * LATENT_ROW + d[None, :], mask=exists[:, None], other=0
-                        )
+                        small = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
                     keys = _from_8_bits(small, factors, NATIVE, BLOCK, LATENT, SCALED).to(fixed.dtype)
                     if AHEAD:
-                        small = tl.load(
-                            latents + following[:, None] * LATENT_ROW + d[None, :],
-                            mask=(n + BLOCK < limit)[:, None],
-                            other=0,
-                        )
+                        row = latents + following[:, None] * ROW + d[None, :]
+                        small = tl.load(row, mask=(n + BLOCK < limit)[:, None], other=0)
                 else:
-                    keys = tl.load(latents + slot[:, None] * LATENT_ROW + d[None, :], mask=exists[:, None], other=0)
+                    keys = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
                 slot = following
                 scores = tl.dot(fixed, tl.trans(keys), input_precision=PRECISION)
                 scores = tl.dot(turned, tl.trans(shared), scores, input_precision=PRECISION) * scale
@@ -304,15 +296,12 @@ def attend(
                 total = total * shrink + tl.sum(weights, 1)
                 acc = tl.dot(weights.to(keys.dtype), keys, acc * shrink[:, None], input_precision=PRECISION)
                 best = peak
-            if (begins >= first_block) & (stop == ends):
-                to = out + (where * HEADS + head)[:, None] * LATENT + d[None, :]
-                tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
-            else:
-                slice_of = 2 * run + tl.where(begins >= first_block, 1, 0)
-                place = (slice_of * tl.num_programs(0) * ROWS + i).to(tl.int64)
-                tl.store(partial_out + place[:, None] * LATENT + d[None, :], acc, mask=is_row[:, None])
-                tl.store(partial_stats + place * 2, best, mask=is_row)
-                tl.store(partial_stats + place * 2 + 1, total, mask=is_row)
+            whole = (begins >= first_block) & (stop == ends)
+            slice_of = 2 * run + tl.where(begins >= first_block, 1, 0)
+            place = (slice_of * tl.num_programs(0) * ROWS + i).to(tl.int64)
+            _leave(
+                out, where * HEADS + head, partial_out, partial_stats, place, best, total, acc, is_row, whole, LATENT
+            )
         at = stop
         r += 1
 
