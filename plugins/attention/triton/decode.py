@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.ops.dependent import begin, wait
-from engine.plugins.attention.triton.packed import pack, scale_of, widen
+from engine.plugins.attention.triton.packed import scale_of, store_one, widen
 from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 ITEM = 5
@@ -64,6 +64,13 @@ def list_work(
         tl.store(at + 2, tl.minimum(start + (s + 1) * part, lens), mask=here)
         tl.store(at + 3, first, mask=here)
         tl.store(at + 4, count, mask=here)
+
+
+@triton.jit
+def nothing(ROWS: tl.constexpr, V_PAD: tl.constexpr):
+    """A running softmax that has seen no key: maximum, total and weighted sum."""
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    return best, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, V_PAD], tl.float32)
 
 
 @triton.jit
@@ -170,14 +177,10 @@ def decode(
     if request < 0:
         wait(EARLY)
         return
-    start_at = tl.load(at + 1)
-    end = tl.load(at + 2)
-    first = tl.load(at + 3)
-    count = tl.load(at + 4)
+    start_at, end = tl.load(at + 1), tl.load(at + 2)
+    first, count = tl.load(at + 3), tl.load(at + 4)
     length = tl.load(seq_lens + request)
-    row = tl.arange(0, ROWS)
-    d = tl.arange(0, DIM_PAD)
-    dv = tl.arange(0, V_PAD)
+    row, d, dv = tl.arange(0, ROWS), tl.arange(0, DIM_PAD), tl.arange(0, V_PAD)
     is_row = row < GROUP
     heads = head * GROUP + row
     is_query = is_row[:, None] & (d[None, :] < DIM)
@@ -191,28 +194,14 @@ def decode(
         queries = tl.load(q_at + d[None, :], mask=is_query, other=0.0)
     if STORE and end == length:
         slot = tl.load(slot_mapping + request)
-        page = slot // PAGE
-        offset = slot % PAGE
+        page, inside = slot // PAGE, head * PAGE + slot % PAGE
         k_at = k + request.to(tl.int64) * k_token + head * k_head
         new_k = load_rotated(k_at, d, d < DIM, cos, sin, DIM) if ROTATE else tl.load(k_at + d, mask=d < DIM)
         new_v = tl.load(v + request.to(tl.int64) * v_token + head * v_head + dv, mask=dv < V_DIM)
-        k_to = k_pages + page * k_page + (head * PAGE + offset) * DIM + d
-        v_to = v_pages + page * v_page + (head * PAGE + offset) * V_DIM + dv
-        if PACKED:
-            small_k, k_bits = pack(tl.where(d < DIM, new_k, 0.0).to(tl.float32)[None, :])
-            small_v, v_bits = pack(tl.where(dv < V_DIM, new_v, 0.0).to(tl.float32)[None, :])
-            tl.store(k_to[None, :], small_k, mask=(d < DIM)[None, :])
-            tl.store(v_to[None, :], small_v, mask=(dv < V_DIM)[None, :])
-            one = (page * KV_HEADS + head) * PAGE + offset + tl.arange(0, 1)
-            tl.store(k_scales + one, (k_bits >> 23).to(tl.uint8))
-            tl.store(v_scales + one, (v_bits >> 23).to(tl.uint8))
-        else:
-            tl.store(k_to, new_k, mask=d < DIM)
-            tl.store(v_to, new_v, mask=dv < V_DIM)
+        store_one(new_k, k_pages, k_scales, page, k_page, inside, d, KV_HEADS * PAGE, DIM, PACKED)
+        store_one(new_v, v_pages, v_scales, page, v_page, inside, dv, KV_HEADS * PAGE, V_DIM, PACKED)
         tl.debug_barrier()  # the loop below reads them back
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, V_PAD], tl.float32)
+    best, total, acc = nothing(ROWS, V_PAD)
     table = block_tables + request.to(tl.int64) * table_row
     for start in tl.range(start_at, end, BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
@@ -279,9 +268,7 @@ def decode(
         done = tl.atomic_add(counters + request * KV_HEADS + head, 1, sem="acq_rel")
         if done == count - 1:
             tl.store(counters + request * KV_HEADS + head, 0)
-            best = tl.full([ROWS], float("-inf"), tl.float32)
-            total = tl.zeros([ROWS], tl.float32)
-            acc = tl.zeros([ROWS, V_PAD], tl.float32)
+            best, total, acc = nothing(ROWS, V_PAD)
             best, total, acc = merge(
                 best,
                 total,

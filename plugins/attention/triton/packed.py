@@ -32,6 +32,20 @@ def scale_of(exponent):
 
 
 @triton.jit
+def store_one(
+    row, pages, scales, page, page_stride, inside, d, ROWS: tl.constexpr, DIM: tl.constexpr, PACKED: tl.constexpr
+):
+    """One row [D] to its place `inside` a page of so many rows; with PACKED the page is dense and has scales."""
+    to = pages + page * page_stride + inside * DIM + d
+    if PACKED:
+        small, bits = pack(tl.where(d < DIM, row, 0.0).to(tl.float32)[None, :])
+        tl.store(to[None, :], small, mask=(d < DIM)[None, :])
+        tl.store(scales + page * ROWS + inside + tl.arange(0, 1), (bits >> 23).to(tl.uint8))
+    else:
+        tl.store(to, row, mask=d < DIM)
+
+
+@triton.jit
 def _keep(
     rows_at,
     pages,
@@ -107,4 +121,4 @@ def store_packed(
     _keep(v_at, v_pages, v_scales, cos_sin, position, slot, v_head, HEADS, HEADS_PAD, V_DIM, V_PAD, PAGE, False)
 
 
-__all__ = ["pack", "scale_of", "store_packed", "widen"]
+__all__ = ["scale_of", "store_one", "store_packed", "widen"]

@@ -64,6 +64,22 @@ def store(
 
 
 @triton.jit
+def _request_of(tile, query_start, first_request, requests, TOKENS: tl.constexpr):
+    """The last request whose first tile is not beyond this one, and the tile's number within it."""
+    base = tl.load(query_start + first_request)
+    low = first_request
+    high = requests
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = (tl.load(query_start + middle) - base) // TOKENS + middle - first_request
+        if before <= tile:
+            low = middle
+        else:
+            high = middle
+    return low, tile - ((tl.load(query_start + low) - base) // TOKENS + low - first_request)
+
+
+@triton.jit
 def _fold(
     queries,
     keys,
@@ -161,20 +177,9 @@ def prefill(
     PACKS: tl.constexpr = (GROUP + PACK - 1) // PACK
     tile = tl.program_id(0)
     head = tl.program_id(1) // PACKS
-    base = tl.load(query_start + first_request)
-    low = first_request
-    high = requests
-    while high - low > 1:  # the last request whose first tile is not beyond this one
-        middle = (low + high) // 2
-        before = (tl.load(query_start + middle) - base) // TOKENS + middle - first_request
-        if before <= tile:
-            low = middle
-        else:
-            high = middle
-    request = low
+    request, tile = _request_of(tile, query_start, first_request, requests, TOKENS)
     begin = tl.load(query_start + request)
     count = tl.load(query_start + request + 1) - begin
-    tile -= (begin - base) // TOKENS + request - first_request
     if tile * TOKENS >= count:
         return
     past = tl.load(seq_lens + request) - count
@@ -226,30 +231,16 @@ def prefill(
         sees = exists[None, :] & is_row[:, None]
         if WINDOW:
             sees = sees & ((at + n)[None, :] > position[:, None] - window)
-        key_scales = 1.0
-        value_scales = 1.0
+        k_by = 1.0
+        v_by = 1.0
         if PACKED:
             stored = page * (KV_HEADS * PAGE) + inside
-            key_scales = scale_of(tl.load(k_scales + stored, mask=exists, other=0))
-            value_scales = scale_of(tl.load(v_scales + stored, mask=exists, other=0))
+            k_by = scale_of(tl.load(k_scales + stored, mask=exists, other=0))
+            v_by = scale_of(tl.load(v_scales + stored, mask=exists, other=0))
             keys = widen(keys, queries.dtype)
             values = widen(values, queries.dtype)
         best, total, acc = _fold(
-            queries,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            sees,
-            best,
-            total,
-            acc,
-            scale,
-            softcap,
-            SOFTCAP,
-            True,
-            PRECISION,
-            PACKED,
+            queries, keys, values, k_by, v_by, sees, best, total, acc, scale, softcap, SOFTCAP, True, PRECISION, PACKED
         )
 
     # The new tokens, from the projection: blocks that every row sees whole, then those on the diagonal.
@@ -265,6 +256,7 @@ def prefill(
         end = tl.maximum(end, drawn_keys)
     new_k = k + head * k_head
     new_v = v + head * v_head
+    rows = is_row[:, None]
     for at in tl.range(start, whole, BLOCK, num_stages=STAGES):
         source = (begin + at + n).to(tl.int64)
         if DIM == DIM_PAD:
@@ -276,21 +268,7 @@ def prefill(
         else:
             values = tl.load(new_v + source[:, None] * v_token + dv[None, :], mask=dv[None, :] < V_DIM, other=0.0)
         best, total, acc = _fold(
-            queries,
-            keys,
-            values,
-            1.0,
-            1.0,
-            is_row[:, None],
-            best,
-            total,
-            acc,
-            scale,
-            softcap,
-            SOFTCAP,
-            False,
-            PRECISION,
-            False,
+            queries, keys, values, 1.0, 1.0, rows, best, total, acc, scale, softcap, SOFTCAP, False, PRECISION, False
         )
     for at in tl.range(whole, end, BLOCK, num_stages=1):
         j = at + n
