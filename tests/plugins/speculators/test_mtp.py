@@ -15,8 +15,11 @@ from torch import Tensor
 
 from engine.errors import EngineError
 from engine.llm import LLM
+from engine.plugins.speculators import mtp
 from engine.plugins.speculators.mtp.resident import MtpSpeculator
 from engine.testing.parity import Build, ParityBench, Traffic
+from engine.testing.speculator import SpeculatorConformance
+from engine.testing.tokenizer import save_byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,6 +47,35 @@ def in_blocks(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return dense
 
 
+def with_module(old: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of a tiny DeepSeek-V3 whose layer 3 is a copy of layer 2 behind the parts of a module."""
+    weights, random = load_file(old / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name in [name for name in weights if name.startswith("model.layers.2.")]:
+        weights[name.replace("layers.2.", "layers.3.")] = weights[name].clone()
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"model.layers.3.{norm}.weight"] = 1 + 0.2 * torch.randn(64, generator=random)
+    weights["model.layers.3.eh_proj.weight"] = 0.15 * torch.randn(64, 128, generator=random)
+    weights = {name: value if value.dim() == 1 else value.bfloat16() for name, value in weights.items()}
+    return json.loads((old / "config.json").read_text()) | {"num_nextn_predict_layers": 1}, weights
+
+
+def write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    folder.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+class TestMtp(SpeculatorConformance):
+    (offer,) = mtp.speculators()
+    module = "engine.plugins.speculators.mtp"
+
+    @pytest.fixture
+    def target(self, tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+        write(tmp_path / "target", *with_module(tiny("deepseek-v3")))
+        save_byte_tokenizer(tmp_path / "target")
+        return tmp_path / "target"
+
+
 @pytest.fixture(params=["bf16", "fp8"])
 def target(
     request: pytest.FixtureRequest,
@@ -51,24 +83,12 @@ def target(
     tmp_path: Path,
     served_from: Callable[..., Any],
 ) -> Any:
-    """A tiny DeepSeek-V3 whose layer 3 is a copy of layer 2 behind the parts of a prediction module."""
-    old, random = tiny("deepseek-v3"), torch.Generator().manual_seed(1)
-    weights = load_file(old / "model.safetensors")
-    for name in [name for name in weights if name.startswith("model.layers.2.")]:
-        weights[name.replace("layers.2.", "layers.3.")] = weights[name].clone()
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        weights[f"model.layers.3.{norm}.weight"] = 1 + 0.2 * torch.randn(64, generator=random)
-    weights["model.layers.3.eh_proj.weight"] = 0.15 * torch.randn(64, 128, generator=random)
-    weights = {name: value if value.dim() == 1 else value.bfloat16() for name, value in weights.items()}
-    config = json.loads((old / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    """The target in a folder, and its module's weights by their own names."""
+    config, weights = with_module(tiny("deepseek-v3"))
     dense = in_blocks(weights) if request.param == "fp8" else weights
     packed = {"quantization_config": BLOCKS} if request.param == "fp8" else {}
-    for folder, tensors, more in (("model", weights, packed), ("twin", dense, {})):
-        (tmp_path / folder).mkdir()
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / folder / "model.safetensors"
-        )
-        (tmp_path / folder / "config.json").write_text(json.dumps(config | more))
+    write(tmp_path / "model", config | packed, weights)
+    write(tmp_path / "twin", config, dense)
     return served_from(tmp_path / "model", tmp_path / "twin"), {
         name.removeprefix("model.layers.3."): value.float() for name, value in dense.items() if "layers.3." in name
     }
