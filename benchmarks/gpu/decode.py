@@ -1,9 +1,9 @@
 """The whole engine with the shape of Qwen2.5-7B and dummy weights: decode, prefill, time to the first token.
 
-    python benchmarks/gpu/decode.py [--batches 1,8,64,256] [--skip long,mixed] [--set KEY=VALUE …] [--json FILE]
+    python benchmarks/gpu/decode.py [--batches 1,8,64,256] [--rounds 2] [--skip long,mixed] [--set KEY=VALUE …]
 
-Decode: prompt 128; the time for 256 output tokens minus that for 32, over 224 steps, best of two. Limits and peers are
-those of the same card, see `benchmarks/results`.
+Decode: prompt 128; the time for 256 output tokens minus that for 32, over 224 steps, best of so many rounds. Limits and
+peers are those of the same card, see `benchmarks/results`. As in the HTTP process, nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
 import sys
 import tempfile
 import time
@@ -19,10 +20,7 @@ from pathlib import Path
 
 BEGAN = time.monotonic()
 
-import torch  # noqa: E402
-
 sys.path.insert(0, str(Path(__file__).parent))
-from limits import versions  # noqa: E402
 from shape import CONFIG  # noqa: E402
 
 from engine import SamplingParams  # noqa: E402
@@ -35,8 +33,8 @@ REACH = {1: 270, 8: 2050, 64: 14500, 256: 33000}
 
 
 def prompts(count: int, length: int, seed: int, most: int = 150000) -> list[list[int]]:
-    drawn = torch.randint(1000, most, (count, length), generator=torch.Generator().manual_seed(seed))
-    return [list(map(int, row)) for row in drawn]
+    draw = random.Random(seed)
+    return [draw.choices(range(1000, most), k=length) for _ in range(count)]
 
 
 class Bench:
@@ -46,6 +44,7 @@ class Bench:
     """
 
     config, floors, reach = CONFIG, FLOORS, REACH
+    rounds = 2
 
     def __init__(self, overrides: list[str]) -> None:
         folder = Path(tempfile.mkdtemp())
@@ -72,7 +71,13 @@ class Bench:
     @staticmethod
     async def _start(config: EngineConfig, folder: Path) -> EngineClient:
         client = await EngineClient.spawn(config, folder)
-        await client.wait_ready()
+        phase, ready = "", asyncio.ensure_future(client.wait_ready())
+        while not ready.done():
+            if client.phase is not None and client.phase.name != phase:
+                phase = client.phase.name
+                print(f"{time.monotonic() - BEGAN:6.1f} s  {phase}", flush=True)
+            await asyncio.wait([ready], timeout=0.05)
+        ready.result()
         return client
 
     def run(self, requests: list[list[int]], out: int) -> float:
@@ -107,7 +112,7 @@ class Bench:
         requests = self.fresh(batch, length)
         self.run(requests, 32)
         best = 0.0
-        for _ in range(2):
+        for _ in range(self.rounds):
             short, long = self.run(requests, 32), self.run(requests, 256)
             best = max(best, batch * 224 / (long - short))
         limit, reach = self.floors.get(batch, 0), self.reach.get(batch, 0)
@@ -122,7 +127,7 @@ class Bench:
 
     def prefill(self) -> None:
         self.run(self.fresh(1, 8192), 1)
-        rates = [8 * 8192 / self.run(self.fresh(8, 8192), 1) for _ in range(2)]
+        rates = [8 * 8192 / self.run(self.fresh(8, 8192), 1) for _ in range(self.rounds)]
         self.note("prefill 8 x 8192", max(rates), f"{max(rates):8.0f} tok/s, limit 53760, reach 45000")
 
     def first_token(self) -> None:
@@ -142,7 +147,7 @@ class Bench:
 
     def mixed(self) -> None:
         times = []
-        for _ in range(2):
+        for _ in range(self.rounds):
             (shared,) = self.fresh(1, 4000)
             own = self.fresh(200, 200)
             times.append(self.run([shared + tail for tail in own], 64))
@@ -152,13 +157,14 @@ class Bench:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--batches", default="1,8,64,256")
+    arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--skip", default="")
     arguments.add_argument("--set", action="append", default=[], dest="overrides")
     arguments.add_argument("--json", type=Path)
     given = arguments.parse_args()
     skip = given.skip.split(",")
-    print(versions())
     bench = Bench(given.overrides)
+    bench.rounds = given.rounds
     bench.note("ready", time.monotonic() - BEGAN, "weights are in")
     bench.run(bench.fresh(1, 16), 1)
     bench.note("start", time.monotonic() - BEGAN, "process to first token, reach 15 s")
@@ -176,6 +182,9 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps(bench.rows, indent=1))
     bench.close()
+    from limits import versions
+
+    print(versions())
 
 
 if __name__ == "__main__":

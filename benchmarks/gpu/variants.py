@@ -2,8 +2,7 @@
 
     python benchmarks/gpu/variants.py [--profile]
 
-With `--profile`: what 1,000 steps ask of the allocator, the kernels of decode steps and of a prefill by time, and the
-device's idle share between them.
+With `--profile`: the kernels of decode steps and of a prefill by time, and the device's idle share between them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from torch.profiler import ProfilerActivity, profile
 from engine import LLM, SamplingParams
 from engine.cuda.graphs import Graphs
 from engine.cuda.inputs import GREEDY, RowInputs
-from engine.messages import Add
 from engine.plugins.attention.triton.backend import Tiles
 from engine.plugins.quantization.narrow.kernel import Tiling
 
@@ -139,24 +137,6 @@ class Variants:
         for name, took in sorted(names.items(), key=lambda pair: -sum(pair[1]))[:12]:
             print(f"   {sum(took) / 1e3:8.2f} ms {len(took):6} x {sum(took) / len(took):7.1f} µs  {name[:90]}")
 
-    def steady(self, batch: int, steps: int = 1000) -> None:
-        """What the caching allocator is asked for in so many decode steps."""
-        engine, params = self.llm.engine, SamplingParams(temperature=0.0, max_tokens=steps + 20, ignore_eos=True)
-        for number, prompt in enumerate(prompts(batch, 128, 3)):
-            engine.add(Add(f"steady-{number}", prompt, params))
-        while engine.scheduler.waiting or any(r.remaining > 1 for r in engine.scheduler.running.values()):
-            engine.step()
-        for _ in range(8):
-            engine.step()
-        before, began = torch.cuda.memory_stats(), time.perf_counter()
-        for _ in range(steps):
-            engine.step()
-        took, after = time.perf_counter() - began, torch.cuda.memory_stats()
-        counts = {name: after[name] - before[name] for name in ("allocation.all.allocated", "segment.all.allocated")}
-        print(f"{steps} steps of {batch}: {took / steps * 1e3:.2f} ms a step, asked for memory: {counts}", flush=True)
-        while engine.has_work:
-            engine.step()
-
 
 def _rows(size: int, pages: int, length: int, shared: int) -> RowInputs:
     tables = (np.arange(size * pages, dtype=np.int32) % POOL).reshape(size, pages)
@@ -181,8 +161,6 @@ def main() -> None:
     torch.cuda.set_stream(torch.cuda.Stream())
     variants = Variants(graphs=given.profile)
     if given.profile:
-        for batch in (1, 64):
-            variants.steady(batch)
         for batch, length, out in ((1, 128, 64), (64, 128, 64), (256, 128, 64), (1, 8192, 1)):
             variants.profile(batch, length, out)
     else:
