@@ -294,9 +294,9 @@ class CudaRunner(Runner):
         tokens, decodes = int(counts.sum()), int(counts.max()) == 1
         keys = int((counts * ends)[counts > 1].sum())
         shared = decodes and self.backend.reads_shared_once and self._shares(slots, ends)
-        fitting = self._shared if shared else self._decodes
-        graphs = fitting if decodes else self._spread if keys <= SPREAD_KEYS else None
-        size = graphs.size_for(tokens) if graphs else None
+        captured = [self._shared] * shared + [self._decodes] if decodes else [self._spread] * (keys <= SPREAD_KEYS)
+        fitting = ((graphs, graphs.size_for(tokens)) for graphs in captured if graphs)
+        graphs, size = next((pair for pair in fitting if pair[1] is not None), (None, None))
         spread = size is not None and not decodes
         self._inputs_on_device.send(self._row_inputs(slots, starts, ends, samples), size or len(slots), spread=spread)
         self._device_pages[slots] = self._host_pages[slots]

@@ -182,3 +182,22 @@ def test_warm_up_runs_both_kinds_of_step() -> None:
     cuda, backend = make(CudaRunner)
     cuda.warm_up()
     assert np.count_nonzero(backend.memory.cpu().numpy() >= 0) == PAGE
+
+
+def test_a_shared_prefix_is_looked_for_where_it_pays() -> None:
+    """What a request holds beyond what all share doesn't count, nor do prefixes that are short."""
+    backend = Recorder()
+    backend.reads_shared_once = True  # type: ignore[misc]
+    sizes = {"page_size": 16, "slots": 70, "max_len": 600, "token_budget": 64}
+    cuda = CudaRunner(HashModel(), backend, [()], device=DEVICE, graphs=False, **sizes)  # type: ignore[arg-type]
+    slots = np.arange(70)
+    cuda._tables[:, :32] = np.arange(70 * 32).reshape(70, 32)
+    cuda._host_pages[:] = 32
+    ends = np.full(70, 500)
+    assert not cuda._shares(slots, ends)
+    cuda._tables[3:68, :17] = cuda._tables[3, :17]  # 64 read 272 keys less
+    assert cuda._shares(slots, ends)
+    assert not cuda._shares(slots[:60], ends[:60])
+    assert not cuda._shares(slots, np.full(70, 200))
+    cuda._tables[40, 5] = 9  # one differs before the last shared page: all count from there only
+    assert not cuda._shares(slots, ends)
