@@ -92,6 +92,8 @@ class WeightSource(ABC):
     def get(self, name: str, dtype: torch.dtype, rows: slice | None = None) -> Tensor:
         """Read a tensor (or a slice of its first axis) as a dense CPU tensor of `dtype`; raises as `shape` does.
 
+        It may share its memory with others that were read: nobody writes into it.
+
         Raises:
             ValueError: the file is truncated or its data are malformed; the sentence names file and tensor.
         """

@@ -120,7 +120,7 @@ class DeepseekSource(WeightSource):
         values, scales = self._inner.get(stored, torch.float32), self._scales(stored)
         for at, size in enumerate(block):
             scales = scales.repeat_interleave(size, at).narrow(at, 0, values.shape[at])
-        return values.mul_(scales)
+        return values * scales
 
     def _rotary_rows(self, name: str) -> list[tuple[int, int]]:
         """The runs of rows, first and end, whose pairs rotate."""

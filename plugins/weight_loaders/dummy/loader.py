@@ -90,12 +90,13 @@ class DummyWeights(WeightSource):
         import torch
 
         if dtype not in self._drawn:
-            drawn = torch.randn(_PERIOD, generator=torch.Generator().manual_seed(0)) * _SPREAD
-            self._drawn[dtype] = drawn.to(dtype)
+            once = torch.randn(_PERIOD, generator=torch.Generator().manual_seed(0)) * _SPREAD
+            twice = torch.cat((once, once)).to(dtype)  # in which most tensors lie in one piece
+            self._drawn[dtype] = twice.pin_memory() if torch.cuda.is_initialized() else twice
         drawn, size = self._drawn[dtype], math.prod(shape)
-        whole = max(0, size - (_PERIOD - first))
-        parts = [drawn[first : first + size], *[drawn] * (whole // _PERIOD), drawn[: whole % _PERIOD]]
-        return torch.cat(parts).view(shape)
+        turns = -(-(first + size) // len(drawn))
+        whole = drawn if turns == 1 else drawn.repeat(turns)
+        return whole[first : first + size].view(shape)
 
 
 __all__ = ["DummyLoader", "DummyWeights"]
