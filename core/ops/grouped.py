@@ -144,13 +144,13 @@ def multiply_scaled(x: Tensor, weight: Stack, *, gated: bool = False) -> Tensor:
 def choose_cut(tokens: int, taken: int, experts: int) -> Cut:
     """How to cut for so many tokens; measured on an H200."""
     each = tokens * taken / experts
-    if each <= 12:
-        return Cut(16, Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 3))
+    if each <= 4:
+        return Cut(16, Tiling(64, 128, 4, 3 if tokens == 1 else 4), Tiling(64, 128, 4, 4))
     if each <= 24:
-        return Cut(32, Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 3))
+        return Cut(32, Tiling(64, 128, 4, 4), Tiling(64, 128, 4, 4))
     if each <= 64:
         return Cut(64, Tiling(128, 64, 4, 4), Tiling(128, 64, 4, 4))
-    return Cut(128, Tiling(128, 64, 8, 4), Tiling(128, 64, 8, 4))
+    return Cut(128, Tiling(128, 64, 8, 3), Tiling(256, 64, 8, 3))
 
 
 def _arrange(ids: Tensor, experts: int, block: int, always: int) -> Order:
