@@ -42,8 +42,8 @@ SPREAD_KEYS = 2**17
 """Keys that the tokens of such prefills may read in all, for each reads them by itself."""
 
 
-SHARED = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Batches worth a graph in which the attention backend looks for prefixes that decodes share."""
+LEAST_SHARED = 16
+"""Decodes of the smallest graph in which the attention backend looks for prefixes that they share."""
 
 SHARED_KEYS = 256
 """Keys that decodes must share to be looked at."""
@@ -120,7 +120,7 @@ class CudaRunner(Runner):
             self._spread = Graphs(partial(self._decode, spread=True), list(SPREAD), memory)
             graph_memory = memory
             if self.backend.reads_shared_once:
-                sizes = [size for size in SHARED if size < slots] + [slots]
+                sizes = [size for size in ladder(slots) if size >= min(LEAST_SHARED, slots)]
                 self._shared = Graphs(partial(self._decode, shared=True), sizes, memory)
         self._drafted = self._drafted_steps(graph_memory) if self.resident and self.resident.chain else None
 
@@ -266,7 +266,9 @@ class CudaRunner(Runner):
         if self._on_cuda:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        slots, _, ends, samples = _columns(entries)
+        slots, starts, ends, samples = _columns(entries)
+        if self.resident:
+            self.resident.pass_by(slots, starts, ends)
         sampled = Sampled(arrived, out, rows, slots, self._generation[slots], np.where(samples, ends, -1))
         self._underway.append(sampled)
         return lambda: StepResult(_results(entries, sampled.tokens().tolist()))
