@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from engine.latent.backend import LatentBackend
+from engine.latent.triton_dense import TritonDense
 from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.flashmla.launch import LATENT, PAGE, WIDTH, Decode, Line
 from engine.specs.attention import AttentionBatch, AttentionShape
 
 DTYPE: Final = "bfloat16"
+
+SPEED: Final = 1.3
+"""Of cuBLAS compared with the absorbed kernels: 780 against 600 TFLOP/s on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class FlashMLA(LatentBackend):
 
     def __init__(self, shape: AttentionShape, page_size: int, device: DeviceProfile) -> None:
         refuse(shape, page_size)
-        super().__init__(shape, page_size)
+        super().__init__(shape, page_size, dense=TritonDense(torch.bfloat16), speed=SPEED)
         self._decode = Decode(shape.heads, shape.scale, torch.device(device.kind), packed=shape.packed)
 
     def plan_absorbed(self, batch: AttentionBatch) -> Plan:
