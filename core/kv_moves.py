@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from engine.batch import Entry
 from engine.specs.attention import KVLayout
 
 TOKENS = "token"
@@ -29,6 +32,7 @@ class KVMoves:
     def __init__(self, layout: KVLayout, pool: Sequence[tuple[Tensor, ...]], page_size: int) -> None:
         self._page_size = page_size
         self._parts: list[tuple[Tensor, int]] = []
+        self._device = pool[0][0].device if pool else torch.device("cpu")
         for number, (name, shape) in enumerate(layout.parts):
             axes = layout.axes[number] if layout.axes else ()
             if TOKENS not in axes or ((group := page_size // shape[axes.index(TOKENS)]) > 1 and MEMBERS not in axes):
@@ -43,6 +47,23 @@ class KVMoves:
         written."""
         for part, group in self._parts:
             part[self._place(targets, group)] = part[self._place(sources, group)]
+
+    def settle(self, accepted: Sequence[tuple[Entry, Sequence[int]]], tables: np.ndarray) -> None:
+        """Bring the KV of accepted nodes to where their tokens now stand.
+
+        Args:
+            accepted: entries with the nodes of their drafts that were accepted, from the root down.
+            tables: block tables, int32 [slots, …].
+        """
+        moved: list[tuple[int, int, int]] = []  # slot, from position, to position
+        for entry, nodes in accepted:
+            first = entry.start + entry.count - len(entry.drafts)
+            moved += [(entry.slot, first + node, first + place) for place, node in enumerate(nodes) if node != place]
+        if moved:
+            owners, *ends = np.array(moved).T
+            pages = [tables[owners, positions // self._page_size].astype(np.int64) for positions in ends]
+            slots = [page * self._page_size + at % self._page_size for page, at in zip(pages, ends, strict=True)]
+            self.move(*(torch.from_numpy(each).to(self._device) for each in slots))
 
     def _place(self, slots: Tensor, group: int) -> tuple[Tensor, ...]:
         page, offset = slots // self._page_size, slots % self._page_size

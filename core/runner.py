@@ -7,7 +7,7 @@ without a way over the scheduler. Knows no request, no queue and no page that it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,25 +21,18 @@ from engine.latent.up import LatentUp
 from engine.masking import UNMASKED, Masking, SlotMasks
 from engine.resident.driver import Computed, Resident
 from engine.resident.parts import ResidentParts
+from engine.rows import Slot, rows_of
 from engine.sampler import Row, top_logprobs
 from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBackend, AttentionBatch, Rotation
 from engine.specs.model import Forward, Model
 from engine.specs.speculator import Draft, TargetTaps
 from engine.trace import Tracer
-from engine.trees import best_chain, depths, mask, path
+from engine.trees import best_chain, depths, mask
 from engine.verifier import Verified, verify
 
 KVPool = Sequence[tuple[Tensor, ...]]
 """Per layer, the parts that the attention backend's layout names, each [num_pages, …]."""
-
-
-@dataclass(slots=True)
-class Slot:
-    """What a slot's request is sampled with."""
-
-    admission: Admission
-    bannable: tuple[int, ...]
 
 
 class StepForward(Forward):
@@ -269,23 +262,9 @@ class Runner:
         logits = self.model.logits(hidden if every else hidden[self._put(wanted)])
         finite = torch.isfinite(logits.sum(-1)).tolist()
         found = self._sample(entries, sampling, logits, finite, results)
-        self._move([(entries[i], one.path) for i, one in found.items()])
+        if self._moves is not None:
+            self._moves.settle([(entries[i], one.path) for i, one in found.items()], self._tables)
         return {i: one.path for i, one in found.items()}
-
-    def _move(self, accepted: Sequence[tuple[Entry, Sequence[int]]]) -> None:
-        """Bring the KV of accepted nodes to where their tokens now stand."""
-        moved: list[tuple[int, int, int]] = []  # slot, from position, to position
-        for entry, nodes in accepted:
-            first = entry.start + entry.count - len(entry.drafts)
-            moved += [(entry.slot, first + node, first + place) for place, node in enumerate(nodes) if node != place]
-        if moved and self._moves is not None:
-            slots, sources, targets = np.array(moved).T
-            self._moves.move(self._put(self._kv_slots(slots, sources)), self._put(self._kv_slots(slots, targets)))
-
-    def _kv_slots(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        pages = self._tables[slots, positions // self.page_size].astype(np.int64)
-        slots_of: np.ndarray = pages * self.page_size + positions % self.page_size
-        return slots_of
 
     def _follow(
         self,
@@ -336,31 +315,9 @@ class Runner:
         return found
 
     def _rows(self, entry: Entry, masks: SlotMasks) -> list[Row]:
-        """How to sample after the entry's last token and after each of its drafts."""
         slot = self._slots[entry.slot]
         assert slot is not None, "a scheduled slot was admitted"
-        admission = slot.admission
-        first = entry.start + entry.count - len(entry.drafts)
-        return [
-            Row(
-                admission.params,
-                admission.seed,
-                len(history),
-                history,
-                admission.prompt_len,
-                slot.bannable if len(history) - admission.prompt_len < admission.params.min_tokens else (),
-                masks.row(row),
-            )
-            for row, history in enumerate(self._histories(entry, first))
-        ]
-
-    def _histories(self, entry: Entry, first: int) -> list[np.ndarray]:
-        """The text before each row: what stands, and then the drafts up to the row's."""
-        tokens = self._tokens[entry.slot]
-        if (parents := entry.draft_parents) is None:
-            return [tokens[:position] for position in range(first, first + len(entry.drafts) + 1)]
-        paths = [path(parents, node) for node in range(len(parents))]
-        return [tokens[:first], *(np.concatenate((tokens[:first], tokens[first + np.array(p)])) for p in paths)]
+        return rows_of(entry, slot, self._tokens[entry.slot], masks)
 
     def _prompt_logprobs(self, entry: Entry, hidden: Tensor) -> list[Any]:
         """Log-probabilities of the prompt tokens that follow the computed ones, a slice of rows at a time."""

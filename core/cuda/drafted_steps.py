@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.batch import Admission, Entry, EntryResult, StepResult
 from engine.cuda.drafts import DeviceDrafting
 from engine.cuda.inputs import NOT_SAMPLED, sampling_fields
 from engine.cuda.sampling import BAD
-from engine.resident.driver import Resident
 
 if TYPE_CHECKING:
-    from engine.cuda.inputs import RowInputs, StepInputs
+    from engine.cuda.inputs import RowInputs
 
 
 class DraftedSteps:
@@ -32,19 +30,15 @@ class DraftedSteps:
     def __init__(
         self,
         drafting: DeviceDrafting,
-        resident: Resident,
-        inputs: StepInputs,
-        sampled: Tensor,
-        *,
         row_inputs: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], RowInputs],
         tokens: np.ndarray,
         tables: np.ndarray,
         admission: Callable[[int], Admission],
     ) -> None:
-        self.drafting, self._resident, self._inputs, self._sampled = drafting, resident, inputs, sampled
+        self.drafting, self._resident, self._inputs = drafting, drafting.resident, drafting.inputs
         self._row_inputs, self._tokens, self._tables, self._admission = row_inputs, tokens, tables, admission
         rows = drafting.most_requests * drafting.width
-        self._on_cuda = sampled.device.type == "cuda"
+        self._on_cuda = drafting.sampled.device.type == "cuda"
         self._sampled_host = torch.zeros(rows, dtype=torch.int32, pin_memory=self._on_cuda)
         self._accepted_host = torch.zeros(drafting.most_requests, dtype=torch.int32, pin_memory=self._on_cuda)
         self._ahead: dict[int, tuple[int, int]] = {}  # slot -> row of its drafts, position of the token before them
@@ -80,7 +74,7 @@ class DraftedSteps:
         self._inputs.send(self._rows(entries), size * width, width=width)
         self.drafting.verify(size)
         sampled, accepted = self._sampled_host[: len(entries) * width], self._accepted_host[: len(entries)]
-        sampled.copy_(self._sampled[: len(sampled)], non_blocking=True)
+        sampled.copy_(self.drafting.sampled[: len(sampled)], non_blocking=True)
         accepted.copy_(self.drafting.accepted[: len(accepted)], non_blocking=True)
         arrived = None
         if self._on_cuda:

@@ -10,6 +10,7 @@ Every request has as many rows as the longest draft takes; those that it doesn't
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,8 @@ from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBatch
 from engine.specs.model import Forward
 from engine.specs.speculator import DraftBatch, ExtendBatch
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS: Final = 64
 """Rows of a step up to which reading the weights once for all of them is what it costs."""
@@ -71,7 +74,6 @@ class DeviceDrafting:
     Args:
         verify: computes and samples rows that were sent; returns the tapped states.
         sampled: where it leaves the tokens, int32 [rows].
-        width: rows of a request; the longest draft and one more.
         most: tokens of one request.
         graphs: memory pool of graphs; None runs everything eagerly.
     """
@@ -84,13 +86,12 @@ class DeviceDrafting:
         sampled: Tensor,
         *,
         slots: int,
-        width: int,
         most: int,
         graphs: object | None,
     ) -> None:
-        self._inputs, self._resident, self._forward, self._sampled = inputs, resident, verify, sampled
-        self.width, self._most = width, most
-        self.most_requests = min(slots, MOST_ROWS // width)
+        self.inputs, self.resident, self._forward, self.sampled = inputs, resident, verify, sampled
+        self.width, self._most = resident.chain + 1, most  # rows of a request: its longest draft and one more
+        self.most_requests = min(slots, MOST_ROWS // self.width)
         self.accepted = torch.zeros(self.most_requests, dtype=torch.int32, device=sampled.device)
         self._verify: Graphs[list[Tensor]] | None = None
         self._follow: Graphs[None] | None = None
@@ -128,43 +129,48 @@ class DeviceDrafting:
         """The size to be captured next."""
         return self._follow.next if self._follow is not None else None
 
-    def capture_next(self, send_padding: Callable[[int], None]) -> None:
-        """Capture both parts for one more size. Both run first, on padding."""
+    def improve(self) -> bool:
+        """Capture one more size; False when all are, or none can be."""
         if self._verify is None or self._follow is None or (size := self._follow.next) is None:
-            return
-        send_padding(size * self.width)
+            return False
+        try:
+            self._capture(self._verify, self._follow, size)
+        except Exception as error:  # a stranger's code, which may not bear it; or too little memory
+            log.warning("drafts are made without graphs: %s: %s", type(error).__name__, error)
+            self._verify.give_up()
+            self._follow.give_up()
+            torch.cuda.empty_cache()
+        return True
+
+    def _capture(self, verify: Graphs[list[Tensor]], follow: Graphs[None], size: int) -> None:
+        """Both parts run first, on padding, and the second then on what the graph of the first leaves."""
+        self.inputs.send_padding(size * self.width)
         self._states[size] = self._run_verify(size)
         self._run_follow(size)
-        self._verify.capture_next()
-        self._states[size] = self._verify.replay(size)  # the states that the other part reads lie where these do
-        self._follow.capture_next()
-
-    def give_up(self) -> None:
-        """Capture no more."""
-        for graphs in (self._verify, self._follow):
-            if graphs is not None:
-                graphs.give_up()
+        verify.capture_next()
+        self._states[size] = verify.replay(size)
+        follow.capture_next()
 
     def _run_verify(self, requests: int) -> list[Tensor]:
-        width, inputs = self.width, self._inputs
+        width, inputs = self.width, self.inputs
         states = self._forward(requests * width)
-        sampled = self._sampled[: requests * width].view(requests, width)
+        sampled = self.sampled[: requests * width].view(requests, width)
         drafts = inputs.drafts[: requests * (width - 1)].view(requests, width - 1)
         self.accepted[:requests] = agreeing(sampled, drafts)
         return states
 
     def _run_follow(self, requests: int) -> None:
-        width, inputs, rows = self.width, self._inputs, requests * self.width
-        first = torch.arange(requests, device=self._sampled.device) * width
+        width, inputs, rows = self.width, self.inputs, requests * self.width
+        first = torch.arange(requests, device=self.sampled.device) * width
         last = first + self.accepted[:requests]
         packed = inputs.packed[: rows * 16].view(rows, 16)
         slots = packed[first, 0].long()
         slots = torch.where(slots < 0, len(inputs.tables), slots)  # of padding
-        following = self._sampled[:rows].clamp(min=0).long()
+        following = self.sampled[:rows].clamp(min=0).long()
         positions = inputs.positions[:rows]
         states = self._states[requests]
-        pages = self._resident.pages
-        self._resident.speculator.extend(
+        pages = self.resident.pages
+        self.resident.speculator.extend(
             ExtendBatch(
                 slots=slots,
                 counts=[width] * requests,
@@ -176,7 +182,7 @@ class DeviceDrafting:
                 step=pages.planned(self._batch(rows)) if pages else NoLayers(),
             )
         )
-        drafted = self._resident.speculator.draft(
+        drafted = self.resident.speculator.draft(
             DeviceDrafts(
                 slots=slots,
                 tokens=following[last],
@@ -191,19 +197,19 @@ class DeviceDrafting:
         )
         if drafted.parents is not None or drafted.probs is not None or drafted.counts is not None:
             raise ValueError("only plain chains are drafted on the device")
-        tokens = drafted.tokens[:, : width - 1].clamp(0, self._resident.vocab_size - 1)
+        tokens = drafted.tokens[:, : width - 1].clamp(0, self.resident.vocab_size - 1)
         inputs.drafts[: requests * (width - 1)] = tokens.flatten()
 
     def _batch(self, rows: int) -> AttentionBatch:
         """What was verified, for the resident's layers: the same tokens in the same slots."""
         lens = np.ones(rows, dtype=np.int32)
-        return self._inputs.batch(lens, lens * self._most, spread=True)
+        return self.inputs.batch(lens, lens * self._most, spread=True)
 
     def _tables(self, first: Tensor, slots: Tensor) -> Tensor:
         """Block tables with scratch behind the pages of the last row that each request may have."""
-        inputs, size = self._inputs, self._inputs.page_size
-        assert self._resident.pages is not None, "there is a draft pool"
-        scratch = self._resident.pages.scratch
+        inputs, size = self.inputs, self.inputs.page_size
+        assert self.resident.pages is not None, "there is a draft pool"
+        scratch = self.resident.pages.scratch
         ends = inputs.seq_lens[: len(first) * self.width].view(len(first), self.width).amax(1)
         own = -(-ends // size)  # pages that the step had
         width = inputs.block_tables.shape[1]

@@ -7,7 +7,6 @@ keeps that is brought up to date when it is used. A step whose requests ask for 
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +26,6 @@ from engine.cuda.sampling import BAD, sample
 from engine.errors import ResourceError
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
-
-log = logging.getLogger(__name__)
 
 Result = Callable[[], StepResult]
 
@@ -122,32 +119,18 @@ class CudaRunner(Runner):
             if self.backend.reads_shared_once:
                 sizes = [size for size in ladder(slots) if size >= min(LEAST_SHARED, slots)]
                 self._shared = Graphs(partial(self._decode, shared=True), sizes, memory)
-        self._drafted = self._drafted_steps(graph_memory) if self.resident and self.resident.chain else None
-
-    def _drafted_steps(self, memory: Any) -> DraftedSteps:
-        """Steps whose drafts stay on the device; graphs if there is memory for them."""
-        assert self.resident is not None, "somebody drafts"
-        inputs, width = self._inputs_on_device, self.resident.chain + 1
-        drafting = DeviceDrafting(
-            inputs,
-            self.resident,
-            self._verify_rows,
-            self._sampled,
-            slots=len(self._slots),
-            width=width,
-            most=self._max_len,
-            graphs=memory,
-        )
-        return DraftedSteps(
-            drafting,
-            self.resident,
-            inputs,
-            self._sampled,
-            row_inputs=self._row_inputs,
-            tokens=self._tokens,
-            tables=self._tables,
-            admission=self._admission,
-        )
+        self._drafted: DraftedSteps | None = None
+        if self.resident and self.resident.chain:
+            drafting = DeviceDrafting(
+                self._inputs_on_device,
+                self.resident,
+                self._verify_rows,
+                self._sampled,
+                slots=slots,
+                most=self._max_len,
+                graphs=graph_memory,
+            )
+            self._drafted = DraftedSteps(drafting, self._row_inputs, self._tokens, self._tables, self._admission)
 
     # Steps
 
@@ -206,18 +189,7 @@ class CudaRunner(Runner):
                 graphs.give_up()  # the eager way needs no memory that stays
                 torch.cuda.empty_cache()
             return True
-        return self._drafted is not None and self._improve_drafted(self._drafted.drafting)
-
-    def _improve_drafted(self, drafting: DeviceDrafting) -> bool:
-        if drafting.next is None:
-            return False
-        try:
-            drafting.capture_next(self._inputs_on_device.send_padding)
-        except Exception as error:  # a stranger's code, which may not bear it; or too little memory
-            log.warning("drafting runs without graphs: %s: %s", type(error).__name__, error)
-            drafting.give_up()
-            torch.cuda.empty_cache()
-        return True
+        return self._drafted is not None and self._drafted.drafting.improve()
 
     def _admit(self, admission: Admission) -> None:
         super()._admit(admission)

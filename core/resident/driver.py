@@ -167,6 +167,10 @@ class Resident:
             else:
                 self.stored.skip(one.entry, table)
 
+    def pass_by(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """The target computes these positions of slots, and the resident isn't told; all int64 [R]."""
+        self.stored.skip_all(slots, starts, ends, self._tables)
+
     def _share(self, one: Computed) -> _Share | None:
         entry, table = one.entry, self._tables[one.entry.slot]
         if not entry.follow or not one.sound:

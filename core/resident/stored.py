@@ -73,5 +73,11 @@ class Stored:
         end = entry.start + entry.count
         self._complete[table[entry.start // self._page_size : -(-end // self._page_size)]] = False
 
+    def skip_all(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray, tables: np.ndarray) -> None:
+        """The same for positions of many slots, int64 [R] each."""
+        self._complete[tables[slots, starts // self._page_size]] = False
+        for slot, start, end in zip(*(x[ends - starts > 1] for x in (slots, starts, ends)), strict=True):
+            self._complete[tables[slot, start // self._page_size : -(-end // self._page_size)]] = False
+
 
 __all__ = ["Stored"]
