@@ -31,6 +31,7 @@ class Line:
 
     starts: Tensor  # int32 [requests + 2]
     firsts: Tensor  # int32 [parts + 1]
+    items: Tensor  # int32 [parts, 8]
     cuts: Tensor  # int32 [requests, 3]
     seq_lens: Tensor  # int32 [requests]
     block_tables: Tensor  # int32 [requests, P]
@@ -46,7 +47,7 @@ class Decode:
         self._row_blocks = -(-heads // (16 if self._narrow else 64))
         self._parts = max(1, torch.cuda.get_device_properties(device).multi_processor_count // self._row_blocks)
         self._pdl = tuning.pop("PDL", True)
-        self._tuning = {"DELAY": True} | tuning
+        self._tuning = {"DELAY": 1} | tuning
         self._partial = torch.empty(2 * self._parts, heads, LATENT, dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(2 * self._parts, heads, dtype=torch.float32, device=device)
 
@@ -55,10 +56,11 @@ class Decode:
         requests = seq_lens.shape[0]
         starts = torch.empty(requests + 2, dtype=torch.int32, device=seq_lens.device)
         firsts = torch.empty(self._parts + 1, dtype=torch.int32, device=seq_lens.device)
+        items = torch.empty(self._parts, 8, dtype=torch.int32, device=seq_lens.device)
         cuts = torch.empty(requests, 3, dtype=torch.int32, device=seq_lens.device)
         padded = 256 if requests <= 256 else triton.next_power_of_2(requests)
-        line[(1,)](seq_lens, starts, firsts, cuts, requests, self._parts, REQUESTS=padded)
-        return Line(starts, firsts, cuts, seq_lens, block_tables)
+        line[(1,)](seq_lens, starts, firsts, items, cuts, requests, self._parts, REQUESTS=padded)
+        return Line(starts, firsts, items, cuts, seq_lens, block_tables)
 
     def store(self, rows: Tensor, slots: Tensor, latent: Tensor) -> None:
         """Put bfloat16 rows [T, 576] into the pages; slots int64 [T]."""
@@ -85,7 +87,7 @@ class Decode:
             self._partial,
             self._partial_lse,
             work.starts,
-            work.firsts,
+            work.items,
             work.seq_lens,
             work.block_tables,
             work.block_tables.stride(0),
@@ -109,24 +111,25 @@ class Decode:
         return out
 
     def _merge(self, out: Tensor, work: Line) -> None:
-        requests, heads = out.shape[:2]
+        requests, results = out.shape[0], out.shape[1] * LATENT
         by_part = requests > self._parts
         programs = self._parts if by_part else requests
-        few = programs * heads <= 512  # requests are in many parts: all at once, in narrow programs
-        columns = 32 if few else LATENT * (2 - heads % 2)
-        merge[(programs, heads * LATENT // columns)](
+        few = programs * results <= 2**17  # requests are in many parts: all at once, in narrow programs
+        across = 32 if few else min(results & -results, LATENT << min(2, programs * results // 2**21))
+        merge[(programs, results // across)](
             self._partial,
             self._partial_lse,
             out,
             work.firsts,
             work.cuts,
             requests,
-            HEADS=heads,
-            COLUMNS=columns,
+            HEADS=out.shape[1],
+            COLUMNS=across,
             TILE=triton.next_power_of_2(self._parts) if few else 4,
             BY_PART=by_part,
             PDL=self._pdl,
             launch_pdl=self._pdl,
+            num_warps=8 if across > 1024 else 4,
         )
 
 

@@ -37,13 +37,14 @@ def _queries(q_left_from, q_rope_from, q_left, q_right, q_rope, q_full, row):
 def _copy(
     q_left_from, q_rope_from, left_from, rope_from, q_left, q_right, q_rope, left, right, rope,
     q_full, q_free, full, free, rope_full, rope_free,
-    block_tables, table_row, starts, seq_lens, first, last, low, high, row0,
+    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0,
     HEADS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     n = 0
     turn = 0
     for r in range(first, last):
-        begin, end, _ = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, _blocks, _filled = span(r, low, high, starts, seq_lens)
         if begin < end:
             mbarrier.wait(q_free, (turn & 1) ^ 1)
             _queries(q_left_from, q_rope_from, q_left, q_right, q_rope, q_full, r * HEADS + row0)
@@ -65,12 +66,13 @@ def _copy(
 def _copy_packed(
     q_left_from, q_rope_from, raw_from, rope_from, q_left, q_right, q_rope, raw, rope,
     q_full, q_free, raw_full, raw_free, rope_full, rope_free,
-    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS: gl.constexpr,
+    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS: gl.constexpr,
 ):  # fmt: skip
     n = 0
     turn = 0
     for r in range(first, last):
-        begin, end, _ = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, _blocks, _filled = span(r, low, high, starts, seq_lens)
         if begin < end:
             mbarrier.wait(q_free, (turn & 1) ^ 1)
             _queries(q_left_from, q_rope_from, q_left, q_right, q_rope, q_full, r * HEADS + row0)
@@ -116,15 +118,15 @@ def _factor(scales, at, exists):
 @gluon.jit
 def _unpack(
     scales, raw, left, right, raw_full, raw_free, full, free,
-    block_tables, table_row, starts, seq_lens, first, last, low, high,
+    block_tables, table_row, starts, seq_lens, first, last, begin, end, filled, low, high,
 ):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     row = gl.arange(0, 64, gl.SliceLayout(1, layout))
     n = 0
     for r in range(first, last):
-        begin, end, _ = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, _blocks, filled = span(r, low, high, starts, seq_lens)
         if begin < end:
-            filled = gl.load(seq_lens + r) - (end - 1) * 64
             for i in range(begin, end):
                 page = gl.load(block_tables + r.to(gl.int64) * table_row + block_of(i, begin, end))
                 exists = row < gl.where(i == begin, filled, 64)
@@ -173,7 +175,7 @@ def _put(acc, inverse, out, partial, r, slot, whole, row0, COLUMN: gl.constexpr,
 @gluon.jit
 def _compute(
     q_left, q_right, q_rope, left, right, rope, q_full, q_free, full, free, rope_full, rope_free,
-    out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
+    out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low, high, slot0, row0, scale,
     HEADS: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
@@ -181,9 +183,9 @@ def _compute(
     n = 0
     turn = 0
     for r in range(first, last):
-        begin, end, blocks = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, blocks, filled = span(r, low, high, starts, seq_lens)
         if begin < end:
-            filled = gl.load(seq_lens + r) - (end - 1) * 64
             best = gl.full((16,), float("-inf"), gl.float32, gl.SliceLayout(0, S))
             total = gl.zeros((16,), gl.float32, gl.SliceLayout(0, S))
             acc_left = gl.zeros((256, 16), gl.float32, S)
@@ -234,7 +236,7 @@ def _compute(
 @gluon.jit(do_not_specialize=["table_row", "requests", "scale"])
 def narrow(
     q_left_from, q_rope_from, left_from, rope_from, scales, out, partial, partial_lse,
-    starts, firsts, seq_lens, block_tables, table_row, requests, scale,
+    starts, items, seq_lens, block_tables, table_row, requests, scale,
     HEADS: gl.constexpr, ROW_BLOCKS: gl.constexpr, PACKED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (part of the line, group of 16 heads). As `wide.wide`, but for tiles of 16 query rows.
@@ -279,8 +281,12 @@ def narrow(
     payload = gl.load(starts + requests + 1)
     low = part * payload
     high = low + payload
-    first = gl.load(firsts + part)
-    last = gl.minimum(gl.load(firsts + part + 1) + 1, requests)
+    first = gl.load(items + part * 8)
+    last = gl.load(items + part * 8 + 1)
+    begin = gl.load(items + part * 8 + 2)
+    end = gl.load(items + part * 8 + 3)
+    blocks = gl.load(items + part * 8 + 4)
+    filled = gl.load(items + part * 8 + 5)
     slot0 = part * 2
     if PDL:
         cuda.gdc_wait()
@@ -289,17 +295,18 @@ def narrow(
             [
                 (_compute, (
                     q_left, q_right, q_rope, left, right, rope, q_full, q_free, full, free, rope_full, rope_free,
-                    out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
+                    out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low, high,
+                    slot0, row0, scale,
                     HEADS, STAGES, PACKED,
                 )),
                 (_unpack, (
                     scales, raw, left, right, raw_full, raw_free, full, free,
-                    block_tables, table_row, starts, seq_lens, first, last, low, high,
+                    block_tables, table_row, starts, seq_lens, first, last, begin, end, filled, low, high,
                 )),
                 (_copy_packed, (
                     q_left_from, q_rope_from, left_from, rope_from, q_left, q_right, q_rope, raw, rope,
                     q_full, q_free, raw_full, raw_free, rope_full, rope_free,
-                    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS,
+                    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS,
                 )),
             ],
             [8, 1],
@@ -310,13 +317,14 @@ def narrow(
             [
                 (_compute, (
                     q_left, q_right, q_rope, left, right, rope, q_full, q_free, full, free, rope_full, rope_free,
-                    out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
+                    out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low, high,
+                    slot0, row0, scale,
                     HEADS, STAGES, PACKED,
                 )),
                 (_copy, (
                     q_left_from, q_rope_from, left_from, rope_from, q_left, q_right, q_rope, left, right, rope,
                     q_full, q_free, full, free, rope_full, rope_free,
-                    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS, STAGES,
+                    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS, STAGES,
                 )),
             ],
             [1],

@@ -33,12 +33,13 @@ from engine.plugins.attention.flashmla.tiles import clear_rows, copy_tile
 @gluon.jit
 def _copy(
     q_wide_from, q_rope_from, wide_from, rope_from, q_wide, q_rope, tiles, rope, q_full, q_free, full, free,
-    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS: gl.constexpr,
+    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS: gl.constexpr,
 ):  # fmt: skip
     n = 0
     turn = 0
     for r in range(first, last):
-        begin, end, _ = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, _blocks, _filled = span(r, low, high, starts, seq_lens)
         if begin < end:
             mbarrier.wait(q_free, (turn & 1) ^ 1)
             mbarrier.expect(q_full, 64 * 576 * 2)
@@ -83,7 +84,8 @@ def _score(q_wide, tiles, full, x, s, phase, PART: gl.constexpr):
 @gluon.jit
 def _score_side(
     q_wide, q_rope, tiles, rope, shrink, sums, q_full, q_free, full, free, weights_full, scores_done,
-    sums_full, sums_free, out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
+    sums_full, sums_free, out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low,
+    high, slot0, row0, scale,
     HEADS: gl.constexpr, DELAY: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -92,9 +94,9 @@ def _score_side(
     n = 0
     turn = 0
     for r in range(first, last):
-        begin, end, blocks = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, blocks, filled = span(r, low, high, starts, seq_lens)
         if begin < end:
-            filled = gl.load(seq_lens + r) - (end - 1) * 64
             s = n & 1
             phase = (n >> 1) & 1
             mbarrier.wait(q_full, turn & 1)
@@ -118,12 +120,13 @@ def _score_side(
             mbarrier.arrive(weights_full.index(s))
             acc0 = gl.zeros((64, 128), gl.float32, OUT)
             acc1 = gl.zeros((64, 128), gl.float32, OUT)
+            by = gl.full((64,), 1.0, gl.float32, gl.SliceLayout(1, OUT))
             for _ in range(1, end - begin):
                 n += 1
                 t = n & 1
                 phase = (n >> 1) & 1
-                acc0 = warpgroup_mma(rope.index(s), tiles.index(s * 4), acc0, is_async=True)
-                acc1 = warpgroup_mma(rope.index(s), tiles.index(s * 4 + 1), acc1, is_async=True)
+                acc0 = warpgroup_mma(rope.index(s), tiles.index(s * 4), acc0 * by[:, None], is_async=True)
+                acc1 = warpgroup_mma(rope.index(s), tiles.index(s * 4 + 1), acc1 * by[:, None], is_async=True)
                 y = gl.zeros((64, 64), gl.float32, S)
                 y = _score(q_wide, tiles, full, y, t, phase, 0)
                 y = _score(q_wide, tiles, full, y, t, phase, 1)
@@ -135,7 +138,7 @@ def _score_side(
                 y = _score(q_wide, tiles, full, y, t, phase, 3)
                 y = warpgroup_mma(q_rope, rope.index(t).permute((1, 0)), y, is_async=True)
                 x = warpgroup_mma_wait(0, deps=[y])
-                if DELAY:
+                if DELAY > 0:
                     mbarrier.arrive(scores_done)
                 higher = gl.maximum(best, gl.max(x, 1) * scale)
                 fade = gl.exp2(best - higher)
@@ -146,13 +149,11 @@ def _score_side(
                 shrink.index(t).store(fade)
                 fence_async_shared()
                 mbarrier.arrive(weights_full.index(t))
-                by = gl.convert_layout(fade, gl.SliceLayout(1, OUT))[:, None]
-                acc0 = acc0 * by
-                acc1 = acc1 * by
+                by = gl.convert_layout(fade, gl.SliceLayout(1, OUT))
                 s = t
             mbarrier.arrive(q_free)
-            acc0 = warpgroup_mma(rope.index(s), tiles.index(s * 4), acc0, is_async=True)
-            acc1 = warpgroup_mma(rope.index(s), tiles.index(s * 4 + 1), acc1, is_async=True)
+            acc0 = warpgroup_mma(rope.index(s), tiles.index(s * 4), acc0 * by[:, None], is_async=True)
+            acc1 = warpgroup_mma(rope.index(s), tiles.index(s * 4 + 1), acc1 * by[:, None], is_async=True)
             inverse = 1.0 / total
             mbarrier.wait(sums_free, (turn & 1) ^ 1)
             sums.store(inverse)
@@ -176,7 +177,7 @@ def _score_side(
 @gluon.jit
 def _value_side(
     tiles, rope, shrink, sums, free, weights_full, scores_done, sums_full, sums_free,
-    out, partial, starts, seq_lens, first, last, low, high, slot0, row0,
+    out, partial, starts, seq_lens, first, last, begin, end, blocks, filled, low, high, slot0, row0,
     HEADS: gl.constexpr, DELAY: gl.constexpr,
 ):  # fmt: skip
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
@@ -184,9 +185,9 @@ def _value_side(
     turn = 0
     held = 0
     for r in range(first, last):
-        begin, end, blocks = span(r, low, high, starts, seq_lens)
+        if r > first:
+            begin, end, blocks, filled = span(r, low, high, starts, seq_lens)
         if begin < end:
-            filled = gl.load(seq_lens + r) - (end - 1) * 64
             mbarrier.wait(weights_full.index(n & 1), (n >> 1) & 1)
             if filled < 64:
                 clear_rows(tiles.index((n & 1) * 4 + 2), filled, 128)
@@ -199,14 +200,21 @@ def _value_side(
                 mbarrier.wait(weights_full.index(s), (n >> 1) & 1)
                 by = shrink.index(s).load(gl.SliceLayout(1, OUT))[:, None]
                 acc2 = acc2 * by
-                acc3 = acc3 * by
-                if DELAY and i + 1 < end:
+                if DELAY == 2 and i + 1 < end:
                     mbarrier.wait(scores_done, held & 1)
                     held += 1
                 acc2 = warpgroup_mma(rope.index(s), tiles.index(s * 4 + 2), acc2, is_async=True)
+                acc3 = acc3 * by
+                if DELAY == 1:
+                    acc2 = warpgroup_mma_wait(0, deps=[acc2])
+                    mbarrier.arrive(free.index(s * 4 + 2))
+                    if i + 1 < end:
+                        mbarrier.wait(scores_done, held & 1)
+                        held += 1
                 acc3 = warpgroup_mma(rope.index(s), tiles.index(s * 4 + 3), acc3, is_async=True)
-                acc2 = warpgroup_mma_wait(1, deps=[acc2])
-                mbarrier.arrive(free.index(s * 4 + 2))
+                if DELAY != 1:
+                    acc2 = warpgroup_mma_wait(1, deps=[acc2])
+                    mbarrier.arrive(free.index(s * 4 + 2))
                 acc3 = warpgroup_mma_wait(0, deps=[acc3])
                 mbarrier.arrive(free.index(s * 4 + 3))
                 n += 1
@@ -222,14 +230,15 @@ def _value_side(
 @gluon.jit(do_not_specialize=["table_row", "requests", "scale"])
 def wide(
     q_wide_from, q_rope_from, wide_from, rope_from, out, partial, partial_lse,
-    starts, firsts, seq_lens, block_tables, table_row, requests, scale,
+    starts, items, seq_lens, block_tables, table_row, requests, scale,
     HEADS: gl.constexpr, ROW_BLOCKS: gl.constexpr, DELAY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (part of the line, block of 64 heads); see `schedule.line` for `starts` and `firsts`.
+    """Program (part of the line, block of 64 heads); see `schedule.line` for `starts` and `items`.
 
     Descriptors: queries [requests * HEADS, 576] in tiles of [64, 128] and [64, 64], latent rows [pages * 64, 576] in
     the same. out bfloat16 [requests, HEADS, 512]; partial float32 [2 * parts, HEADS, 512], partial_lse float32
-    [2 * parts, HEADS], in units of log2. `scale` carries log2(e).
+    [2 * parts, HEADS], in units of log2. `scale` carries log2(e). DELAY of the value warps' two products wait for the
+    next scores.
     """
     if PDL:
         cuda.gdc_launch_dependents()
@@ -261,8 +270,12 @@ def wide(
     payload = gl.load(starts + requests + 1)
     low = part * payload
     high = low + payload
-    first = gl.load(firsts + part)
-    last = gl.minimum(gl.load(firsts + part + 1) + 1, requests)
+    first = gl.load(items + part * 8)
+    last = gl.load(items + part * 8 + 1)
+    begin = gl.load(items + part * 8 + 2)
+    end = gl.load(items + part * 8 + 3)
+    blocks = gl.load(items + part * 8 + 4)
+    filled = gl.load(items + part * 8 + 5)
     slot0 = part * 2
     if PDL:
         cuda.gdc_wait()
@@ -270,16 +283,18 @@ def wide(
         [
             (_score_side, (
                 q_wide, q_rope, tiles, rope, shrink, sums, q_full, q_free, full, free, weights_full, scores_done,
-                sums_full, sums_free, out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0,
+                sums_full, sums_free, out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks,
+                filled, low, high, slot0, row0,
                 scale, HEADS, DELAY,
             )),
             (_value_side, (
                 tiles, rope, shrink, sums, free, weights_full, scores_done, sums_full, sums_free,
-                out, partial, starts, seq_lens, first, last, low, high, slot0, row0, HEADS, DELAY,
+                out, partial, starts, seq_lens, first, last, begin, end, blocks, filled, low, high, slot0, row0,
+                HEADS, DELAY,
             )),
             (_copy, (
                 q_wide_from, q_rope_from, wide_from, rope_from, q_wide, q_rope, tiles, rope, q_full, q_free, full, free,
-                block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS,
+                block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS,
             )),
         ],
         [4, 1],

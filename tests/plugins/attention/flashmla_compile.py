@@ -52,7 +52,7 @@ def compiled(kernel: Any, rows: int, left: str, fixed: dict[str, Any]) -> dict[s
 def main() -> None:
     plain, raw = described("bf16", 64, 256), described("fp8e4nv", 64, 512, RAW)
     few = {"HEADS": 16, "ROW_BLOCKS": 1, "PDL": True}
-    many = {"HEADS": 128, "ROW_BLOCKS": 2, "DELAY": True, "PDL": True}
+    many = {"HEADS": 128, "ROW_BLOCKS": 2, "DELAY": 1, "PDL": True}
     found = {
         "wide": compiled(wide, 64, described("bf16", 64, 128), many),
         "narrow": compiled(narrow, 16, plain, few | {"PACKED": False}),
