@@ -51,6 +51,7 @@ class Drafter(Drafts):
         self.trees, self.lengths = trees, lengths or Lengths()
         self.counters = DraftCounters(max_draft)
         self._clock = clock
+        self._resident = not isinstance(speculator, Speculator)
         self._hidden: dict[str, Tensor] = {}
         self._asked = self._waited = False  # the step under way was to draft; the one before was
         self._ended = 0.0  # when the step before came in
@@ -82,8 +83,10 @@ class Drafter(Drafts):
         return self._drafts(self.speculator, contexts) if contexts else {}
 
     def follows(self, request: Request) -> bool:
-        """See `Drafts.follows`; never where nothing may be drafted."""
-        return bool(self._room(request)) and self.lengths.follows(request.id, fresh=not request.num_output)
+        """See `Drafts.follows`; never where nothing may be drafted. Asked for every entry of every step."""
+        if not self._resident or (request.params.speculation is not None and not self._room(request)):
+            return False
+        return self.lengths.follows(request.id, fresh=not request.num_output)
 
     def measured(self, batch: StepBatch, result: StepResult) -> None:
         """The result of a step has just come in; steps are measured from one to the next."""

@@ -95,7 +95,7 @@ class Controller(Lengths):
     def awake(self) -> bool:
         """See `Lengths.awake`."""
         if self.state is State.OFF:
-            return self._since >= self._spacing and self._affordable
+            return self._since >= self._spacing and self._affordable and self.scouts.armed
         return self._stretch >= 0
 
     def due(self, able: Sequence[str], rows: int) -> bool:

@@ -39,6 +39,11 @@ class Scouts:
         return True
 
     @property
+    def armed(self) -> bool:
+        """Whether a probe has anybody to draft for, if that request decodes."""
+        return not self._resident or any(tokens >= _ENOUGH for tokens in self._watched.values())
+
+    @property
     def watching(self) -> bool:
         """Whether anybody is watched."""
         return bool(self._watched)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from engine.errors import EngineError
 from engine.llm import LLM
+from engine.speculation.lengths import Candidate, Lengths
 from engine.testing.parity import Build, ParityBench, Traffic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,6 +49,38 @@ def test_another_model_drafts_worse_and_changes_nothing(served: Callable[[str], 
         counters = bench._llm.engine.drafter.counters
     assert counters.faults == 0
     assert counters.accepted < counters.drafted
+
+
+class Moody(Lengths):
+    """Drafts now and then, of any length, for anybody; and watches requests when it feels like it."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random(3)
+
+    def due(self, able: Sequence[str], rows: int) -> bool:
+        return bool(able) and self._draw.random() < 0.6
+
+    def lengths(self, candidates: Sequence[Candidate], rows: int) -> list[int]:
+        return [self._draw.randint(0, candidate.room) for candidate in candidates]
+
+    def follows(self, request_id: str, fresh: bool) -> bool:
+        return self._draw.random() < 0.8
+
+
+@pytest.mark.parametrize("cache", ["radix", "paged"])
+def test_whenever_it_drafts_and_whatever_it_missed(cache: str, served: Callable[[str], Any]) -> None:
+    """A controller turns drafts on and off at any time, and leaves gaps in what the draft model has read."""
+    target = served("llama")
+    with ParityBench(
+        Build(cache=cache, chunk=16, speculator="draft_model"), options(target.folder, target.folder)
+    ) as bench:
+        drafter = bench._llm.engine.drafter
+        drafter.lengths = Moody()
+        for traffic in TRAFFIC * 2:
+            outcome = bench.run(traffic, [text.case for text in target.texts])
+            assert not outcome.wrong, (traffic, outcome.wrong)
+        assert drafter.counters.accepted > 50
+        assert drafter.counters.faults == 0
 
 
 @pytest.mark.parametrize(
