@@ -33,7 +33,7 @@ from engine.plugins.speculators.eagle.training.config import (
 )
 from engine.plugins.speculators.eagle.training.evaluation import agreements
 from engine.plugins.speculators.eagle.training.loss import SoftCrossEntropy, teach, unrolled_loss
-from engine.plugins.speculators.eagle.training.run import Watchers, open_target, train
+from engine.plugins.speculators.eagle.training.run import Watchers, make_students, open_target, train, vocabulary
 from engine.plugins.speculators.eagle.training.target import Target
 from engine.plugins.speculators.eagle.training.trainer import states_of
 from engine.plugins.speculators.eagle.training.writing import ASSISTANT, USER, Opening, Scripts, Writer
@@ -151,7 +151,7 @@ def test_each_step_is_taught_what_the_target_says_one_token_later(target: Target
     steps, ids, draws = 3, torch.arange(0, 260, 3), np.random.default_rng(1)
     tokens, taught = draws.integers(0, 260, (2, 17), dtype=np.int32), torch.rand(2, 17) < 0.7
     states = states_of(target, tokens, (2, 2, 3))
-    lesson = teach(target, states, taught, ids, steps, torch.float32)
+    lesson = teach(target, states, taught, ids, steps, torch.float32, temperature=0.7)
     head = EagleModule(read_shape(small_head(len(ids))), 64)
     head.set_vocabulary(ids)
     found, _ = unrolled_loss(head, lesson, steps)
@@ -162,7 +162,7 @@ def test_each_step_is_taught_what_the_target_says_one_token_later(target: Target
         out = model(ragged, output_hidden_states=True)
     features = torch.stack([out.hidden_states[layer] for layer in (2, 2, 3)], 2)
     torch.testing.assert_close(states.taps, features, rtol=2e-3, atol=2e-3)
-    inside = out.logits[..., ids]
+    inside, cross_entropy = out.logits[..., ids], torch.nn.functional.cross_entropy
     wanted = [
         (row, at)
         for row in range(2)
@@ -176,7 +176,9 @@ def test_each_step_is_taught_what_the_target_says_one_token_later(target: Target
         places = (torch.arange(17) + step).expand(2, -1)
         hidden, normed = head(torch.roll(embeddings, -1 - step, 1), hidden, places, attend)
         losses = [
-            torch.nn.functional.cross_entropy(head.logits(normed[row, at - 1 - step]), inside[row, at].softmax(-1))
+            torch.nn.functional.cross_entropy(
+                head.logits(normed[row, at - 1 - step]), (inside[row, at] / 0.7).softmax(-1)
+            )
             for row, at in wanted
         ]
         expected = expected + 0.8**step * torch.stack(losses).mean()
@@ -283,6 +285,26 @@ def test_a_run_that_stopped_goes_on_to_the_same_weights(
         expected, found = (load_file(path / name / "model.safetensors") for path in (output, tmp_path))
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_training_goes_on_from_a_head_with_its_vocabulary(
+    trained: tuple[Path, list[Any]], folder: Path, target: Target, tmp_path: Path
+) -> None:
+    start = trained[0] / "plain"
+    heads = {"more": {"start": start, "storage": "float32"}}
+    config = configured(folder, tmp_path, heads=heads, draft_vocab=5)
+    ids = torch.from_numpy(vocabulary(config, target, []))
+    expected = load_file(start / "model.safetensors")
+    assert ids.tolist() == (expected["d2t"] + torch.arange(96)).tolist()
+    (student,), _ = make_students(config, target, ids)
+    found = student.head.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for wrong, words in (
+        ({"start": tmp_path}, "holds no weights"),
+        ({"start": start, "fc_norm": True}, "lacks tensor"),
+    ):
+        with pytest.raises(ConfigError, match=rf"heads\.more\.start: .*{words}"):
+            train(configured(folder, tmp_path, heads={"more": wrong}), target, Watchers())
 
 
 @pytest.mark.parametrize("name", ["plain", "normed"])

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from engine.errors import ResourceError
-from engine.plugins.speculators.eagle.training.dataset import Batches, Document, frequent, load, pack, save
+from engine.plugins.speculators.eagle.training.dataset import (
+    Batches,
+    Document,
+    frequent,
+    load,
+    pack,
+    save,
+    without_repeats,
+)
 from engine.plugins.speculators.eagle.training.evaluation import acceptance
 from engine.plugins.speculators.eagle.training.openings import between_turns, scripts_of
 from engine.plugins.speculators.eagle.training.student import stored
@@ -57,6 +65,16 @@ def test_rows_are_the_documents_end_to_end_and_batches_take_each_row_once() -> N
     assert sorted(batch.tokens.shape for batch in epoch) == [(1, 16)] * 4 + [(3, 8)] * 2
     again = Batches([rows, pack(documents, 16)], 24, seed=3).at(batches.per_epoch + 1)
     assert again.tokens.tolist() == batches.at(batches.per_epoch + 1).tokens.tolist()
+
+
+def test_loops_are_not_taught_beyond_their_second_round() -> None:
+    loop = [*range(100, 110), *list(range(12)) * 4, 50]
+    documents = [Document(np.array(loop, dtype=np.int32), np.ones(len(loop), dtype=bool)) for _ in range(2)]
+    for document in without_repeats(documents, 2):
+        expected = [True] * (10 + 24 + 7) + [False] * 17 + [True]  # a run ends with its eighth token
+        assert document.taught.tolist() == expected
+    unsaid = [Document(documents[0].tokens, np.zeros(len(loop), dtype=bool))]
+    assert not without_repeats(unsaid, 2)[0].taught.any()
 
 
 def test_the_draft_vocabulary_is_what_is_taught_most() -> None:

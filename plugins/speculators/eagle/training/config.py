@@ -28,6 +28,9 @@ class HeadSection(Options):
     fc_norm: bool = Field(default=False, description="Normalise each of the target's states first (EAGLE-3.1).")
     norm_output: bool = Field(default=False, description="Go on from the normalised state (EAGLE-3.1).")
     steps: int = Field(default=7, ge=1, le=16, description="Steps of the unrolling in training.")
+    start: Path | None = Field(
+        default=None, description="Folder of a head of the same shape to go on from, with its draft vocabulary."
+    )
     storage: Literal["float32", "bfloat16", "float16", "int8"] = Field(
         default="float16",
         description="How the weights are written; int8 has a scale per row, and other engines can't read it.",
@@ -69,6 +72,9 @@ class DataSection(Options):
     minutes: float | None = Field(default=None, gt=0, description="Stop writing after so long.")
     chats: ChatSection = Field(default=ChatSection(), description="Conversations.")
     documents: DocumentSection = Field(default=DocumentSection(), description="Long texts.")
+    repeats: int = Field(
+        default=0, ge=0, description="Teach no run of 8 tokens that came so often before in its text; 0 teaches all."
+    )
     seed: int = Field(default=0, description="Of all draws.")
 
 
@@ -82,6 +88,11 @@ class ScheduleSection(Options):
     batch_tokens: Count = Field(default=4096, description="Tokens of a batch.")
     contexts: list[Annotated[int, Field(ge=16)]] = Field(
         default=[512], min_length=1, description="Lengths of rows, mixed."
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        description="Of the target's distribution in lessons; below 1 its first choice, which is drafted, counts for more.",
     )
     learning_rate: float = Field(default=1e-3, gt=0, description="At its highest; it falls to nothing as a cosine.")
     warmup: int = Field(default=50, ge=0, description="Steps in which it rises.")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from engine.errors import ResourceError
+
+RUN: Final = 8
+"""Tokens that count as a repeated run."""
+
+_FACTORS: Final = np.random.default_rng(8).integers(1, 2**63, RUN + 1, dtype=np.uint64) | np.uint64(1)
+"""Of a hash of runs; the first is for their document."""
 
 
 class Document(NamedTuple):
@@ -72,6 +78,23 @@ def load(path: Path) -> list[Document]:
     return [Document(tokens[e - n : e], taught[e - n : e]) for n, e in zip(lengths, ends, strict=True)]
 
 
+def without_repeats(documents: Sequence[Document], times: int) -> list[Document]:
+    """The documents with nothing taught at the end of RUN tokens that stood in the same one `times` times before: a
+    small model often ends in a loop, which is easy to guess and says little about other text."""
+    tokens = np.concatenate([document.tokens for document in documents]).astype(np.uint64)
+    ends = np.cumsum([len(document.tokens) for document in documents])
+    owner = np.repeat(np.arange(len(documents), dtype=np.uint64), np.diff([0, *ends]))
+    hashes = owner * _FACTORS[0]
+    for back, factor in enumerate(_FACTORS[1:]):
+        hashes[back:] += tokens[: len(tokens) - back] * factor  # what is left at the front is a run of its own
+    order = np.argsort(hashes, kind="stable")
+    firsts = np.flatnonzero(np.concatenate(([True], np.diff(hashes[order]) != 0)))
+    before = np.empty(len(hashes), dtype=np.int64)
+    before[order] = np.arange(len(hashes)) - np.repeat(firsts, np.diff([*firsts, len(hashes)]))
+    fresh = np.split(before < times, ends[:-1])
+    return [Document(d.tokens, d.taught & new) for d, new in zip(documents, fresh, strict=True)]
+
+
 class Batch(NamedTuple):
     """Some rows of one length."""
 
@@ -111,4 +134,4 @@ class Batches:
             yield kind, order[at : at + size]
 
 
-__all__ = ["Batch", "Batches", "Document", "Rows", "frequent", "load", "pack", "save"]
+__all__ = ["Batch", "Batches", "Document", "Rows", "frequent", "load", "pack", "save", "without_repeats"]

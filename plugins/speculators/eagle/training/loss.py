@@ -51,11 +51,20 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 
 @torch.no_grad()
-def teach(target: Target, states: States, taught: Tensor, ids: Tensor, steps: int, dtype: torch.dtype) -> Lesson:
+def teach(
+    target: Target,
+    states: States,
+    taught: Tensor,
+    ids: Tensor,
+    steps: int,
+    dtype: torch.dtype,
+    temperature: float = 1.0,
+) -> Lesson:
     """What the target says after the tokens in `taught` (bool [B, T]), as far as the draft vocabulary can say it.
 
     The first `steps` positions are left out, so that every step of the unrolling is taught the same ones; so are those
-    where the target's first choice is outside of the draft vocabulary `ids` (int64 [draft_vocab], ascending).
+    where the target's first choice is outside of the draft vocabulary `ids` (int64 [draft_vocab], ascending). At a
+    `temperature` below 1 the first choice counts for more.
     """
     taught = taught.clone()
     taught[:, :steps] = False
@@ -66,7 +75,7 @@ def teach(target: Target, states: States, taught: Tensor, ids: Tensor, steps: in
         inside = logits[:, ids]
         possible = inside.amax(-1) >= logits.amax(-1)
         kept.append(possible)
-        found.append(inside[possible].softmax(-1).to(dtype))
+        found.append((inside[possible] / temperature).softmax(-1).to(dtype))
     possible = torch.cat(kept)
     return Lesson(states=states, row=row[possible], position=position[possible], probabilities=torch.cat(found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import Tensor
 from engine.compose import compose, resolve_source
 from engine.device import detect
 from engine.errors import ConfigError, ResourceError
+from engine.plugins.speculators.eagle.files import HeadWeights, weight_file
 from engine.plugins.speculators.eagle.shape import read_shape
 from engine.plugins.speculators.eagle.training.config import TrainConfig, head_config
-from engine.plugins.speculators.eagle.training.dataset import Batches, Document, Rows, frequent, pack
+from engine.plugins.speculators.eagle.training.dataset import Batches, Document, Rows, frequent, pack, without_repeats
 from engine.plugins.speculators.eagle.training.measure import Measured, measure
 from engine.plugins.speculators.eagle.training.student import Student
 from engine.plugins.speculators.eagle.training.target import Target
@@ -60,7 +62,9 @@ def train(config: TrainConfig, target: Target, watch: Watchers) -> list[Measured
     documents = training_text(target, config.data, watch.writing)
     held = documents[::HELD_BACK]
     learnt = [document for i, document in enumerate(documents) if i % HELD_BACK]
-    ids = frequent(learnt, target.profile.vocab_size, min(config.draft_vocab, target.profile.vocab_size))
+    if times := config.data.repeats:
+        learnt = without_repeats(learnt, times)
+    ids = vocabulary(config, target, learnt)
     watch.said(f"{covered(held, ids):.1%} of what the target says is in the draft vocabulary of {len(ids):,}")
     on_device = torch.from_numpy(ids).to(target.device)
     students, taps = make_students(config, target, on_device)
@@ -84,6 +88,25 @@ def train(config: TrainConfig, target: Target, watch: Watchers) -> list[Measured
         for student in students:
             student.write(config.output / student.name)
     return measure(target, students, taps, config.evaluation, held)
+
+
+def vocabulary(config: TrainConfig, target: Target, documents: Sequence[Document]) -> np.ndarray:
+    """int64 [draft_vocab], ascending: of the head that training goes on from, or else what is said most often."""
+    starts = {name: section.start for name, section in config.heads.items() if section.start}
+    if not starts:
+        size = target.profile.vocab_size
+        return frequent(documents, size, min(config.draft_vocab, size))
+    found = []
+    for name, start in starts.items():
+        try:
+            with closing(HeadWeights(weight_file(start))) as source:
+                offsets = source.get("d2t", torch.int64).numpy()
+        except (ValueError, KeyError, OSError) as error:
+            raise ConfigError(f"heads.{name}.start: {error}") from None
+        found.append(offsets + np.arange(len(offsets)))
+    if any(not np.array_equal(found[0], other) for other in found[1:]):
+        raise ConfigError("the heads to go on from have different draft vocabularies; train them one after the other")
+    return found[0]
 
 
 def covered(documents: Iterable[Document], ids: np.ndarray) -> float:
@@ -110,6 +133,11 @@ def make_students(config: TrainConfig, target: Target, ids: Tensor) -> tuple[lis
         except ValueError as error:
             raise ConfigError(f"heads.{name}: {error}") from None
         students.append(Student(name, section, described, ids, dtype))
+        if section.start is not None:
+            try:
+                students[-1].go_on(section.start)
+            except (ValueError, KeyError, OSError) as error:
+                raise ConfigError(f"heads.{name}.start: {error}") from None
     (watched,) = taps
     return students, watched
 
@@ -127,4 +155,4 @@ def rows_of(documents: Sequence[Document], contexts: Sequence[int]) -> list[Rows
     return rows
 
 
-__all__ = ["Watchers", "open_target", "train"]
+__all__ = ["Watchers", "make_students", "open_target", "train", "vocabulary"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from engine.plugins.speculators.eagle.files import HeadWeights, weight_file
 from engine.plugins.speculators.eagle.module import EagleModule
 from engine.plugins.speculators.eagle.shape import read_shape
 from engine.plugins.speculators.eagle.training.config import HeadSection
@@ -52,6 +54,19 @@ class Student:
         """
         if output.shape == self.head.lm_head.weight.shape:
             self.head.lm_head.weight.copy_(output * final.float().pow(2).mean(0).sqrt() / 2)
+
+    @torch.no_grad()
+    def go_on(self, folder: Path) -> None:
+        """Take the weights of a head of the same shape and vocabulary.
+
+        Raises:
+            ValueError, KeyError: it is another; the sentence names the file.
+        """
+        with closing(HeadWeights(weight_file(folder))) as source:
+            for name, tensor in self.head.state_dict().items():
+                if (found := source.shape(name)) != tuple(tensor.shape):
+                    raise ValueError(f"{folder}: {name} has shape {list(found)}, this head's is {list(tensor.shape)}")
+                tensor.copy_(source.get(name, tensor.dtype))
 
     def learn(self, lesson: Lesson, rate: float, clip: float) -> tuple[Tensor, Tensor]:
         """One step; returns the loss and float32 [steps], how often each step's first choice was the target's."""

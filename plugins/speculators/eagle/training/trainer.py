@@ -80,20 +80,21 @@ class Trainer:
         states = states_of(self._target, batch.tokens, self._taps)
         taught = torch.from_numpy(batch.taught).to(self._target.device)
         most = max(student.section.steps for student in self._students)
-        lesson = teach(self._target, states, taught, self._ids, most, self._dtype)
+        lesson = teach(self._target, states, taught, self._ids, most, self._dtype, section.temperature)
         if not len(lesson.row):
             return {}
         rate = section.learning_rate * min(1.0, (self.done + 1) / (section.warmup + 1)) * falling(share)
         return {student.name: student.learn(lesson, rate, section.clip) for student in self._students}
 
     def _begin(self) -> None:
-        """Start the heads from the target's output layer, which the logits of unit vectors are."""
+        """Start new heads from the target's output layer, which the logits of unit vectors are."""
         device, profile = self._target.device, self._target.profile
         final = states_of(self._target, self._batches.at(0).tokens, self._taps).final.flatten(0, 1)
         units = torch.eye(profile.hidden_size, device=device, dtype=final.dtype)
         output = self._target.logits(units)[:, self._ids].T.contiguous()
         for student in self._students:
-            student.take_after(output, final)
+            if student.section.start is None:
+                student.take_after(output, final)
 
     def save(self) -> None:
         """Write the checkpoint, whole or not at all."""
