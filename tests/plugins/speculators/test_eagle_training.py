@@ -176,9 +176,7 @@ def test_each_step_is_taught_what_the_target_says_one_token_later(target: Target
         places = (torch.arange(17) + step).expand(2, -1)
         hidden, normed = head(torch.roll(embeddings, -1 - step, 1), hidden, places, attend)
         losses = [
-            torch.nn.functional.cross_entropy(
-                head.logits(normed[row, at - 1 - step]), (inside[row, at] / 0.7).softmax(-1)
-            )
+            cross_entropy(head.logits(normed[row, at - 1 - step]), (inside[row, at] / 0.7).softmax(-1))
             for row, at in wanted
         ]
         expected = expected + 0.8**step * torch.stack(losses).mean()

@@ -92,7 +92,8 @@ class ScheduleSection(Options):
     temperature: float = Field(
         default=1.0,
         gt=0,
-        description="Of the target's distribution in lessons; below 1 its first choice, which is drafted, counts for more.",
+        description="Of the target's distribution in lessons; below 1 its first choice, which is drafted, "
+        "counts for more.",
     )
     learning_rate: float = Field(default=1e-3, gt=0, description="At its highest; it falls to nothing as a cosine.")
     warmup: int = Field(default=50, ge=0, description="Steps in which it rises.")
