@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from engine.checkpoint import read_json
 from engine.errors import ResourceError
+from engine.plugins.speculators.eagle.files import HeadWeights, weight_file
+from engine.plugins.speculators.eagle.shape import read_shape, tensors
+from engine.plugins.speculators.eagle.shipped import HEADS
 from engine.plugins.speculators.eagle.training.dataset import (
     Batches,
     Document,
@@ -96,3 +101,26 @@ def test_acceptance_by_hand() -> None:
     assert acceptance(found, 1, 8, 2) == (3 + 1 + 2, 3)
     assert acceptance(found, 1, 7, 2) == (3 + 1, 2), "a chain that reaches past the end is left out"
     assert acceptance(found, 6, 7, 4) == (0, 0)
+
+
+def test_the_heads_that_come_with_the_engine_are_whole() -> None:
+    """And the normed one is what `speculator: eagle` takes for the model that comes with it."""
+    found = {}
+    for config in HEADS.glob("*/config.json"):
+        fields, weights = read_json(config), HeadWeights(weight_file(config.parent))
+        shape = read_shape(fields)
+        with closing(weights):
+            weights.expect(tensors(shape))
+            ids = weights.get("d2t", torch.int64) + torch.arange(shape.draft_vocab)
+            assert ids.tolist() == weights.get("t2d", torch.bool).nonzero().flatten().tolist()
+        assert weight_file(config.parent).stat().st_size < 15 * 2**20
+        found[config.parent.name] = fields
+    assert found.keys() == {"smollm2-135m-instruct", "smollm2-135m-instruct-eagle3"}
+    (first, *_) = sorted(found)
+    assert found[first]["norm_output"]
+    assert found[first]["trained_for"] == {
+        "architecture": "LlamaForCausalLM",
+        "layers": 30,
+        "hidden_size": 576,
+        "vocab_size": 49152,
+    }
