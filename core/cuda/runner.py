@@ -117,8 +117,8 @@ class CudaRunner(Runner):
             self._spread = Graphs(partial(self._decode, spread=True), list(SPREAD), memory)
             graph_memory = memory
             if self.backend.reads_shared_once:
-                sizes = [size for size in ladder(slots) if size >= min(LEAST_SHARED, slots)]
-                self._shared = Graphs(partial(self._decode, shared=True), sizes, memory)
+                sizes = [size for size in ladder(slots)[:-1] if size >= LEAST_SHARED][::2]  # each takes a while
+                self._shared = Graphs(partial(self._decode, shared=True), [*sizes, slots], memory)
         self._drafted: DraftedSteps | None = None
         if self.resident and self.resident.chain:
             drafting = DeviceDrafting(
