@@ -42,7 +42,7 @@ _STRETCH, _REFERENCE = 256, 4
 """Drafted steps in a row, and the plain ones after them."""
 
 _HICCUP: Final = 1.5
-"""How much longer than usual a step may seem to take: what lies beyond is no fault of its drafts."""
+"""How much longer than was expected a step may be taken to last."""
 
 _TRACE: Final = 512
 
@@ -155,8 +155,9 @@ class Controller(Lengths):
             if self.state is State.PROBING:
                 self._become(State.OFF, rows, "the probe shared its step with prompts")
             return
+        most = _HICCUP * self.costs.ratio(rows, tokens, depth)
         self.costs.learn(rows, tokens, depth, seconds, drafting)
-        ratio = min(seconds / self.costs.plain(rows), _HICCUP * self.costs.ratio(rows, tokens, depth))
+        ratio = min(most, self.costs.ratio(rows, tokens, depth))  # as usual: hiccups are no fault of drafts
         self.account.settle(ratio, 1.0 + accepted / rows)
         if tokens:
             self.alarm.learn(tokens, accepted, self.costs.break_even(rows))
