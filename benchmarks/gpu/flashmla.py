@@ -30,13 +30,7 @@ from engine.plugin import KVKind
 from engine.plugins.attention.flashmla.launch import Decode
 from engine.specs.attention import AttentionShape
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "delay0": {"DELAY": 0, "narrow": False},
-    "delay1": {"DELAY": 1, "narrow": False},
-    "delay2": {"DELAY": 2, "narrow": False},
-    "narrow": {"narrow": True},
-    "packed": {"packed": True},
-}
+VARIANTS: dict[str, dict[str, Any]] = {"wide": {}, "narrow": {"narrow": True}, "packed": {"packed": True}}
 SCALE = 0.1352337747812271
 SHAPE = AttentionShape(
     kind=KVKind.MLA,
@@ -107,8 +101,7 @@ def check(heads: int, lengths: list[int], variant: dict[str, Any], seed: int) ->
 
 def checks(name: str, variant: dict[str, Any]) -> None:
     rng = random.Random(0)
-    few = variant.get("narrow") or variant.get("packed")
-    heads = [16, 7] if few else [128, 100]
+    heads = [16, 7] if variant else [128, 100, 16]
     shapes = [[64], [2, 63, 700, 4097], [20000], [1, 64, 65, 128] * 3, [8192] * 5]
     shapes += [[rng.randint(1, 20000) for _ in range(rng.choice([3, 17, 40]))] for _ in range(2)]
     shapes += [[rng.randint(1, 3000) for _ in range(256)]]
@@ -210,7 +203,7 @@ def main() -> None:
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",") if case] or CASES
     for name in args.variants.split(","):
         variant = VARIANTS[name]
-        fitting = [case for case in cases if case[0] <= 16 or not (variant.get("narrow") or "packed" in variant)]
+        fitting = [case for case in cases if case[0] <= 16 or not variant]
         print(f"-- {name} {variant}")
         apart(partial(run, args.what, name, variant, fitting), args.limit)
 

@@ -45,6 +45,6 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 flags=frozenset({Flag.GRAPH_SAFE, Flag.PACKED_ROWS}),
             ),
             available=missing,
-            rank=80,
+            rank=40,  # below `triton` until it has served a model on a card
         )
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -31,23 +31,23 @@ class Line:
 
     starts: Tensor  # int32 [requests + 2]
     firsts: Tensor  # int32 [parts + 1]
-    items: Tensor  # int32 [parts, 8]
-    cuts: Tensor  # int32 [requests, 3]
     seq_lens: Tensor  # int32 [requests]
     block_tables: Tensor  # int32 [requests, P]
 
 
 class Decode:
-    """One query token per request against latent pages of 64 rows, bfloat16 or packed."""
+    """One query token per request against latent pages of 64 rows, bfloat16 or packed.
 
-    def __init__(self, heads: int, scale: float, device: torch.device, packed: bool = False, **tuning: Any) -> None:
+    `narrow` takes groups of 16 heads with tokens as rows; packed rows are always taken so.
+    """
+
+    def __init__(
+        self, heads: int, scale: float, device: torch.device, packed: bool = False, narrow: bool = False
+    ) -> None:
         self._heads, self._scale, self._packed = heads, scale * LOG2E, packed
-        narrowed = tuning.pop("narrow", True)
-        self._narrow = packed or (heads <= 16 and narrowed)
+        self._narrow = packed or narrow
         self._row_blocks = -(-heads // (16 if self._narrow else 64))
         self._parts = max(1, torch.cuda.get_device_properties(device).multi_processor_count // self._row_blocks)
-        self._pdl = tuning.pop("PDL", True)
-        self._tuning = {"DELAY": 1} | tuning
         self._partial = torch.empty(2 * self._parts, heads, LATENT, dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(2 * self._parts, heads, dtype=torch.float32, device=device)
 
@@ -56,15 +56,13 @@ class Decode:
         requests = seq_lens.shape[0]
         starts = torch.empty(requests + 2, dtype=torch.int32, device=seq_lens.device)
         firsts = torch.empty(self._parts + 1, dtype=torch.int32, device=seq_lens.device)
-        items = torch.empty(self._parts, 8, dtype=torch.int32, device=seq_lens.device)
-        cuts = torch.empty(requests, 3, dtype=torch.int32, device=seq_lens.device)
         padded = 256 if requests <= 256 else triton.next_power_of_2(requests)
-        line[(1,)](seq_lens, starts, firsts, items, cuts, requests, self._parts, REQUESTS=padded)
-        return Line(starts, firsts, items, cuts, seq_lens, block_tables)
+        line[(1,)](seq_lens, starts, firsts, requests, self._parts, REQUESTS=padded)
+        return Line(starts, firsts, seq_lens, block_tables)
 
     def store(self, rows: Tensor, slots: Tensor, latent: Tensor) -> None:
         """Put bfloat16 rows [T, 576] into the pages; slots int64 [T]."""
-        how = {"PDL": self._pdl, "launch_pdl": self._pdl}
+        how = {"PDL": True, "launch_pdl": True}
         if self._packed:
             flat = latent.view(-1)
             places = [flat.view(dtype) for dtype in (torch.float8_e4m3fn, torch.float32, torch.bfloat16)]
@@ -80,56 +78,57 @@ class Decode:
         requests, heads = q.shape[:2]
         out = torch.empty(requests, heads, LATENT, dtype=q.dtype, device=q.device)
         rows, q_rows = latent.view(-1, latent.shape[-1]), q.reshape(-1, WIDTH)
-        height, across = (16, 256) if self._narrow else (64, 128)
-        queries = [TensorDescriptor.from_tensor(q_rows, [height, width], TILE) for width in (across, 64)]
+        height = 16 if self._narrow else 64
+        queries = [TensorDescriptor.from_tensor(q_rows, [height, width], TILE) for width in (256, 64)]
         shared = (
             out,
             self._partial,
             self._partial_lse,
             work.starts,
-            work.items,
+            work.firsts,
             work.seq_lens,
             work.block_tables,
             work.block_tables.stride(0),
             requests,
             self._scale,
         )
-        fixed = {"HEADS": heads, "PDL": self._pdl, "launch_pdl": self._pdl, "num_warps": 4}
-        fixed["ROW_BLOCKS"] = self._row_blocks
+        fixed = {"HEADS": heads, "ROW_BLOCKS": self._row_blocks, "PDL": True, "launch_pdl": True, "num_warps": 4}
         grid = (self._parts * self._row_blocks,)
         if self._packed:
             raw = TensorDescriptor.from_tensor(rows.view(torch.float8_e4m3fn), [PAGE, LATENT], RAW)
             rope = TensorDescriptor.from_tensor(rows.view(torch.bfloat16), [PAGE, 64], TILE)
             narrow[grid](*queries, raw, rope, rows.view(torch.float32), *shared, PACKED=True, **fixed)
         else:
-            tiles = [TensorDescriptor.from_tensor(rows, [PAGE, width], TILE) for width in (across, 64)]
+            tiles = [TensorDescriptor.from_tensor(rows, [PAGE, width], TILE) for width in (256, 64)]
             if self._narrow:
                 narrow[grid](*queries, *tiles, self._partial_lse, *shared, PACKED=False, **fixed)
             else:
-                wide[grid](*queries, *tiles, *shared, **fixed, **self._tuning)
+                wide[grid](*queries, *tiles, *shared, **fixed)
         self._merge(out, work)
         return out
 
     def _merge(self, out: Tensor, work: Line) -> None:
-        requests, results = out.shape[0], out.shape[1] * LATENT
+        requests, heads = out.shape[:2]
         by_part = requests > self._parts
         programs = self._parts if by_part else requests
-        few = programs * results <= 2**17  # requests are in many parts: all at once, in narrow programs
-        across = 32 if few else min(results & -results, LATENT << min(2, programs * results // 2**21))
-        merge[(programs, results // across)](
+        few = programs * heads <= 512
+        each = 1 if programs * heads <= 2048 else 8
+        merge[(programs, -(-heads // each), LATENT // 128 if few else 1)](
             self._partial,
             self._partial_lse,
             out,
+            work.starts,
             work.firsts,
-            work.cuts,
+            work.seq_lens,
             requests,
-            HEADS=out.shape[1],
-            COLUMNS=across,
-            TILE=triton.next_power_of_2(self._parts) if few else 4,
+            HEADS=heads,
+            EACH=each,
+            COLUMNS=128 if few else LATENT,
+            TILE=32 if few else 8,
+            MOST=triton.next_power_of_2(self._parts),
             BY_PART=by_part,
-            PDL=self._pdl,
-            launch_pdl=self._pdl,
-            num_warps=8 if across > 1024 else 4,
+            PDL=True,
+            launch_pdl=True,
         )
 
 

@@ -4,7 +4,7 @@ Scores are computed as K Q^T [64 tokens, 16 heads] and outputs as V^T P^T [512 c
 kernel is bound by reading the cache, and all that counts is how much is on its way. Four warps compute and one copies,
 several blocks ahead. The softmax weights of a block go into the place of its rope columns.
 
-Packed rows (8 bits, see `engine.latent.rows`) are copied as they are; eight more warps turn them into bfloat16 tiles.
+Packed rows (8 bits, see `engine.latent.rows`) are copied as they are; four more warps turn them into bfloat16 tiles.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-untyped-call, attr-defined"
@@ -37,14 +37,13 @@ def _queries(q_left_from, q_rope_from, q_left, q_right, q_rope, q_full, row):
 def _copy(
     q_left_from, q_rope_from, left_from, rope_from, q_left, q_right, q_rope, left, right, rope,
     q_full, q_free, full, free, rope_full, rope_free,
-    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0,
+    block_tables, table_row, starts, seq_lens, first, last, low, high, row0,
     HEADS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     n = 0
     turn = 0
     for r in range(first, last):
-        if r > first:
-            begin, end, _blocks, _filled = span(r, low, high, starts, seq_lens)
+        begin, end, _ = span(r, low, high, starts, seq_lens)
         if begin < end:
             mbarrier.wait(q_free, (turn & 1) ^ 1)
             _queries(q_left_from, q_rope_from, q_left, q_right, q_rope, q_full, r * HEADS + row0)
@@ -66,13 +65,12 @@ def _copy(
 def _copy_packed(
     q_left_from, q_rope_from, raw_from, rope_from, q_left, q_right, q_rope, raw, rope,
     q_full, q_free, raw_full, raw_free, rope_full, rope_free,
-    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS: gl.constexpr,
+    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS: gl.constexpr,
 ):  # fmt: skip
     n = 0
     turn = 0
     for r in range(first, last):
-        if r > first:
-            begin, end, _blocks, _filled = span(r, low, high, starts, seq_lens)
+        begin, end, _ = span(r, low, high, starts, seq_lens)
         if begin < end:
             mbarrier.wait(q_free, (turn & 1) ^ 1)
             _queries(q_left_from, q_rope_from, q_left, q_right, q_rope, q_full, r * HEADS + row0)
@@ -90,68 +88,40 @@ def _copy_packed(
                 n += 1
 
 
-UNPACK = gl.constexpr("""{
-    .reg .b32 a, b, c, d;
-    prmt.b32 a, $2, 0, 0x1404;
-    prmt.b32 b, $2, 0, 0x3424;
-    shr.u32 c, a, 4;
-    shr.u32 d, b, 4;
-    and.b32 c, c, 0x07f007f0;
-    and.b32 d, d, 0x07f007f0;
-    lop3.b32 a, a, 0x80008000, c, 0xea;
-    lop3.b32 b, b, 0x80008000, d, 0xea;
-    mul.bf16x2 $0, a, $3;
-    mul.bf16x2 $1, b, $5;
-}""")
-"""Four elements of float8_e4m3fn times a bfloat16 factor, twice in 32 bits. Sign, exponent and mantissa are moved to
-their places in a bfloat16, whose exponent is then 120 too small: the factor is the scale times 2^120. Conversions of
-float8 run at a sixteenth of this rate, and would bound the kernel."""
-
-
-@gluon.jit
-def _factor(scales, at, exists):
-    """bfloat16 scale * 2^120 twice in 32 bits; 0 for rows that aren't there. Exact for powers of two below 2^8."""
-    scale = gl.load(scales + at, mask=exists, other=0.0) * 1.329227995784916e36
-    return ((scale.to(gl.int32, bitcast=True) >> 16) & 0xFFFF) * 0x10001
-
-
 @gluon.jit
 def _unpack(
     scales, raw, left, right, raw_full, raw_free, full, free,
-    block_tables, table_row, starts, seq_lens, first, last, begin, end, filled, low, high,
+    block_tables, table_row, starts, seq_lens, first, last, low, high,
 ):  # fmt: skip
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = gl.arange(0, 64, gl.SliceLayout(1, layout))
     n = 0
     for r in range(first, last):
-        if r > first:
-            begin, end, _blocks, filled = span(r, low, high, starts, seq_lens)
+        begin, end, _ = span(r, low, high, starts, seq_lens)
         if begin < end:
+            filled = gl.load(seq_lens + r) - (end - 1) * 64
             for i in range(begin, end):
                 page = gl.load(block_tables + r.to(gl.int64) * table_row + block_of(i, begin, end))
                 exists = row < gl.where(i == begin, filled, 64)
-                at = (page.to(gl.int64) * 64 + row) * 164 + 128
-                factor0 = _factor(scales, at, exists)
-                factor1 = _factor(scales, at + 1, exists)
-                factor2 = _factor(scales, at + 2, exists)
-                factor3 = _factor(scales, at + 3, exists)
+                at = scales + (page.to(gl.int64) * 64 + row) * 164 + 128
+                scale0 = gl.load(at, mask=exists, other=0.0)
+                scale1 = gl.load(at + 1, mask=exists, other=0.0)
+                scale2 = gl.load(at + 2, mask=exists, other=0.0)
+                scale3 = gl.load(at + 3, mask=exists, other=0.0)
                 s = n & 1
                 mbarrier.wait(raw_full.index(s), (n >> 1) & 1)
                 mbarrier.wait(free.index(s), ((n >> 1) & 1) ^ 1)
                 for part in gl.static_range(8):
                     if part < 2:
-                        factor = factor0
+                        scale = scale0
                     elif part < 4:
-                        factor = factor1
+                        scale = scale1
                     elif part < 6:
-                        factor = factor2
+                        scale = scale2
                     else:
-                        factor = factor3
-                    small = raw.index(s).slice(part * 64, 64, dim=1).load(layout)
-                    by = gl.expand_dims(factor, 1).broadcast_to((64, 64))
-                    wide = gl.inline_asm_elementwise(
-                        UNPACK, "=r,=r,r,r,r,r,r", [small, by], dtype=gl.bfloat16, is_pure=True, pack=4
-                    )
+                        scale = scale3
+                    small = raw.index(s).slice(part * 64, 64, dim=1).load(layout).to(gl.float32)
+                    wide = gl.where(exists[:, None], small * scale[:, None], 0.0).to(gl.bfloat16)
                     half = left if part < 4 else right
                     half.index(s).slice(part % 4 * 64, 64, dim=1).store(wide)
                 fence_async_shared()
@@ -175,7 +145,7 @@ def _put(acc, inverse, out, partial, r, slot, whole, row0, COLUMN: gl.constexpr,
 @gluon.jit
 def _compute(
     q_left, q_right, q_rope, left, right, rope, q_full, q_free, full, free, rope_full, rope_free,
-    out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low, high, slot0, row0, scale,
+    out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
     HEADS: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
@@ -183,9 +153,9 @@ def _compute(
     n = 0
     turn = 0
     for r in range(first, last):
-        if r > first:
-            begin, end, blocks, filled = span(r, low, high, starts, seq_lens)
+        begin, end, blocks = span(r, low, high, starts, seq_lens)
         if begin < end:
+            filled = gl.load(seq_lens + r) - (end - 1) * 64
             best = gl.full((16,), float("-inf"), gl.float32, gl.SliceLayout(0, S))
             total = gl.zeros((16,), gl.float32, gl.SliceLayout(0, S))
             acc_left = gl.zeros((256, 16), gl.float32, S)
@@ -236,7 +206,7 @@ def _compute(
 @gluon.jit(do_not_specialize=["table_row", "requests", "scale"])
 def narrow(
     q_left_from, q_rope_from, left_from, rope_from, scales, out, partial, partial_lse,
-    starts, items, seq_lens, block_tables, table_row, requests, scale,
+    starts, firsts, seq_lens, block_tables, table_row, requests, scale,
     HEADS: gl.constexpr, ROW_BLOCKS: gl.constexpr, PACKED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (part of the line, group of 16 heads). As `wide.wide`, but for tiles of 16 query rows.
@@ -276,55 +246,49 @@ def narrow(
             mbarrier.init(raw_full.index(i), 1)
             mbarrier.init(raw_free.index(i), 1)
     fence_async_shared()
+    if PDL:
+        cuda.gdc_wait()
     part = gl.program_id(0) // ROW_BLOCKS
     row0 = gl.program_id(0) % ROW_BLOCKS * 16
     payload = gl.load(starts + requests + 1)
     low = part * payload
     high = low + payload
-    first = gl.load(items + part * 8)
-    last = gl.load(items + part * 8 + 1)
-    begin = gl.load(items + part * 8 + 2)
-    end = gl.load(items + part * 8 + 3)
-    blocks = gl.load(items + part * 8 + 4)
-    filled = gl.load(items + part * 8 + 5)
+    first = gl.load(firsts + part)
+    last = gl.minimum(gl.load(firsts + part + 1) + 1, requests)
     slot0 = part * 2
-    if PDL:
-        cuda.gdc_wait()
     if PACKED:
         gl.warp_specialize(
             [
                 (_compute, (
                     q_left, q_right, q_rope, left, right, rope, q_full, q_free, full, free, rope_full, rope_free,
-                    out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low, high,
-                    slot0, row0, scale,
+                    out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
                     HEADS, STAGES, PACKED,
                 )),
                 (_unpack, (
                     scales, raw, left, right, raw_full, raw_free, full, free,
-                    block_tables, table_row, starts, seq_lens, first, last, begin, end, filled, low, high,
+                    block_tables, table_row, starts, seq_lens, first, last, low, high,
                 )),
                 (_copy_packed, (
                     q_left_from, q_rope_from, left_from, rope_from, q_left, q_right, q_rope, raw, rope,
                     q_full, q_free, raw_full, raw_free, rope_full, rope_free,
-                    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS,
+                    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS,
                 )),
             ],
-            [8, 1],
-            [112, 40],
+            [4, 1],
+            [168, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (_compute, (
                     q_left, q_right, q_rope, left, right, rope, q_full, q_free, full, free, rope_full, rope_free,
-                    out, partial, partial_lse, starts, seq_lens, first, last, begin, end, blocks, filled, low, high,
-                    slot0, row0, scale,
+                    out, partial, partial_lse, starts, seq_lens, first, last, low, high, slot0, row0, scale,
                     HEADS, STAGES, PACKED,
                 )),
                 (_copy, (
                     q_left_from, q_rope_from, left_from, rope_from, q_left, q_right, q_rope, left, right, rope,
                     q_full, q_free, full, free, rope_full, rope_free,
-                    block_tables, table_row, starts, seq_lens, first, last, begin, end, low, high, row0, HEADS, STAGES,
+                    block_tables, table_row, starts, seq_lens, first, last, low, high, row0, HEADS, STAGES,
                 )),
             ],
             [1],

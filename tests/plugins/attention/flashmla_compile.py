@@ -40,8 +40,7 @@ def stack(cubin: bytes) -> int:
 
 
 def compiled(kernel: Any, rows: int, left: str, fixed: dict[str, Any]) -> dict[str, Any]:
-    across = 256 if rows == 16 else 128
-    tiles = (described("bf16", rows, across), described("bf16", rows, 64), left, described("bf16", 64, 64))
+    tiles = (described("bf16", rows, 256), described("bf16", rows, 64), left, described("bf16", 64, 64))
     types = TYPES | dict(zip(kernel.arg_names, tiles, strict=False)) | dict.fromkeys(fixed, "constexpr")
     source = GluonASTSource(kernel, {name: types.get(name, "*i32") for name in kernel.arg_names}, fixed, {})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
@@ -52,9 +51,9 @@ def compiled(kernel: Any, rows: int, left: str, fixed: dict[str, Any]) -> dict[s
 def main() -> None:
     plain, raw = described("bf16", 64, 256), described("fp8e4nv", 64, 512, RAW)
     few = {"HEADS": 16, "ROW_BLOCKS": 1, "PDL": True}
-    many = {"HEADS": 128, "ROW_BLOCKS": 2, "DELAY": 1, "PDL": True}
+    many = {"HEADS": 128, "ROW_BLOCKS": 2, "PDL": True}
     found = {
-        "wide": compiled(wide, 64, described("bf16", 64, 128), many),
+        "wide": compiled(wide, 64, plain, many),
         "narrow": compiled(narrow, 16, plain, few | {"PACKED": False}),
         "packed": compiled(narrow, 16, raw, few | {"PACKED": True}),
     }

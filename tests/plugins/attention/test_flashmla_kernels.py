@@ -26,7 +26,7 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout)
     assert {name: kernel["products"] for name, kernel in found.items()} == {
-        "wide": ["m64n128k16", "m64n64k16"],
+        "wide": ["m64n256k16", "m64n64k16"],
         "narrow": ["m64n16k16"],
         "packed": ["m64n16k16"],
     }
