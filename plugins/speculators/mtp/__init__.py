@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.hooks import hookimpl
-from engine.plugin import Capabilities, Flag, Needs, Offer, Options
+from engine.plugin import Flag, Needs, Offer, Options
 
 if TYPE_CHECKING:
     from engine.specs.model import ModelProfile
@@ -27,7 +27,6 @@ def speculators() -> list[Offer[ResidentSpeculator]]:
             name="mtp",
             summary="the checkpoint's own prediction layer (DeepSeek V3 and R1); needs no other file",
             build=build,
-            capabilities=Capabilities(flags=frozenset({Flag.GRAPH_SAFE})),
             requires={"models": Needs(flags=frozenset({Flag.HIDDEN_STATES}))},
         )
     ]

@@ -17,6 +17,9 @@ from engine.plugins.speculators.eagle.files import HeadWeights, head_config, wei
 from engine.plugins.speculators.eagle.head import Head, load
 from engine.plugins.speculators.eagle.module import EagleModule, Unrolled
 from engine.plugins.speculators.eagle.shape import read_shape, tensors
+from engine.plugins.speculators.eagle.shipped import HEADS, shipped_head
+from engine.specs.model import ModelProfile
+from engine.testing.speculator import PROFILE as TOY
 
 MakeHead = Callable[..., tuple[Path, EagleModule]]
 
@@ -237,6 +240,21 @@ def test_layers_that_the_target_lacks_are_named(make_head: MakeHead) -> None:
     _, module = make_head(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 29, 57]})
     with pytest.raises(ValueError, match="layers 2, 30, 58 of its target, which has 3 layers"):
         module.shape.hidden_layers(3)
+
+
+@pytest.mark.parametrize("folder", [path.parent for path in HEADS.glob("*/config.json")], ids=lambda path: path.name)
+def test_a_shipped_head_is_whole(folder: Path) -> None:
+    head = opened(folder, torch.bfloat16)
+    assert head.target_ids is not None
+    assert len(head.target_ids) == head.shape.draft_vocab == 8192
+    assert head.shape.hidden_layers(30) == (2, 15, 27)
+    assert weight_file(folder).stat().st_size < 15_000_000
+
+
+def test_one_head_is_shipped_for_the_embedded_model() -> None:
+    smollm2 = {"architecture": "LlamaForCausalLM", "layers": 30, "hidden_size": 576, "vocab_size": 49152}
+    toy = {name: getattr(TOY, name) for name in TOY.__dataclass_fields__}
+    assert shipped_head(ModelProfile(**(toy | smollm2))) == HEADS / "smollm2-135m-instruct"
 
 
 def test_a_pickled_head_is_never_read(tmp_path: Path) -> None:
