@@ -202,7 +202,8 @@ class ExtendBatch:
     """Tokens of R requests, T in all, that the target has computed and that stand for good.
 
     Within a request they follow each other, and the whole of the request in the calls since it was admitted; only
-    after a gap (KV from elsewhere, a time without drafting) does a call begin anew at a page's first position.
+    after a gap (KV from elsewhere, a time without drafting) does a call begin anew at a page's first position. On CUDA,
+    rows behind the `last` one of a request may be padding: they are computed like the others, and don't count.
     """
 
     slots: Tensor  # int64 [R]
@@ -255,7 +256,11 @@ class ResidentSpeculator(ABC):
 
     @abstractmethod
     def draft(self, batch: DraftBatch) -> Drafted:
-        """Draft tokens for every request of the batch. On CUDA nothing here should wait for the device."""
+        """Draft tokens for every request of the batch.
+
+        On CUDA nothing here should wait for the device. What claims `graph_safe` is captured in a graph there, `extend`
+        as well: it drafts as many tokens as the rooms say, in chains, and reads nothing of `params` and `seeds`.
+        """
 
     @abstractmethod
     def extend(self, batch: ExtendBatch) -> None:
