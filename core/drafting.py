@@ -56,6 +56,7 @@ class Drafter(Drafts):
         self._asked = self._waited = False  # the step under way was to draft; the one before was
         self._ended = 0.0  # when the step before came in
         self._drafting = 0.0  # seconds that the speculator took for the step under way
+        self._faults = 0  # its mistakes in that step
 
     def due(self, running: Iterable[Request]) -> bool:
         """Whether the next step is to draft; it then has to wait for the tokens of the step before."""
@@ -68,7 +69,7 @@ class Drafter(Drafts):
     def propose(self, running: Iterable[Request]) -> Mapping[str, Draft | int]:
         """Drafts for the requests that are about to decode, or how many tokens a resident may draft for them; those
         for which nothing is drafted are left out."""
-        self._asked, self._drafting = True, 0.0
+        self._asked, self._drafting, self._faults = True, 0.0, 0
         decoding = [r for r in running if r.status is Status.RUNNING and r.remaining == 1 and not r.in_flight]
         candidates = [Candidate(r.id, len(r.tokens), room) for r in decoding if (room := self._room(r))]
         lengths = self.lengths.lengths(candidates, len(decoding))
@@ -103,7 +104,7 @@ class Drafter(Drafts):
             return
         drafted = [got.drafted for got in result.entries]
         accepted = sum(max(0, len(got.tokens) - 1) for got in result.entries)
-        step = DraftedStep(len(entries), sum(drafted), accepted, max(drafted, default=0))
+        step = DraftedStep(len(entries), sum(drafted), accepted, max(drafted, default=0), self._faults)
         pure = bool(entries) and not batch.admissions and all(entry.decodes for entry in entries)
         self.lengths.drafted(step, seconds if pure else None, self._drafting + result.draft_seconds)
 
@@ -132,6 +133,7 @@ class Drafter(Drafts):
 
     def _fault(self, reason: str) -> None:
         """A proposal raised or was malformed."""
+        self._faults += 1
         self.counters.faults += 1
         if self.counters.faults == 1:
             log.warning("the speculator made an unusable draft (%s); such steps run without one", reason)

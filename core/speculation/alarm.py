@@ -53,13 +53,19 @@ class Alarm:
         if not self.ringing:
             self.ringing = True
             self.rung += 1
-            log.warning(
-                "draft tokens don't pay: %.2f of them are kept lately, and with %d requests at once it takes %.2f or "
-                "more; speculation is held back until they do",
-                self.acceptance,
-                rows,
-                self.break_even,
-            )
+            self._warn(rows)
+
+    def _warn(self, rows: int) -> None:
+        if self.acceptance is None:
+            log.warning("the speculator made no usable draft in %d steps; they run without", self._off)
+            return
+        log.warning(
+            "draft tokens don't pay: %.2f of them are kept lately, and with %d requests at once it takes %.2f or more; "
+            "speculation is held back until they do",
+            self.acceptance,
+            rows,
+            self.break_even,
+        )
 
 
 __all__ = ["Alarm"]

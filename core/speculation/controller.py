@@ -148,7 +148,7 @@ class Controller(Lengths):
 
     def drafted(self, step: DraftedStep, seconds: float | None, drafting: float) -> None:
         """See `Lengths.drafted`."""
-        rows, tokens, accepted, depth = step
+        rows, tokens, accepted, depth, _ = step
         self._step(rows)
         self._stretch = self._stretch + 1 if self._stretch < _STRETCH else -_REFERENCE
         if seconds is None or not self.costs.plain(rows):
@@ -217,7 +217,7 @@ class Controller(Lengths):
         self._promising = step.accepted > 0
         if not step.accepted:
             self.scouts.probed()
-            if step.tokens:
+            if step.tokens or step.faults:
                 self.alarm.probed()
             self._become(State.OFF, step.rows, "the probe brought nothing")
 

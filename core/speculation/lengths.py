@@ -21,6 +21,7 @@ class DraftedStep(NamedTuple):
     tokens: int  # draft tokens
     accepted: int  # of these
     depth: int  # draft tokens of the request with the most
+    faults: int = 0  # proposals that raised or were malformed
 
 
 class Lengths:

@@ -137,6 +137,21 @@ def test_wrong_drafts_cost_next_to_nothing(requests: int, overlap: bool) -> None
     assert stats["accepted"] == 0 < stats["drafted"]
 
 
+def test_a_speculator_that_raises_rings_the_alarm_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Oracle):
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            raise RuntimeError("out of ideas")
+
+    bench = Bench(Broken(right=True))
+    bench.add("r")
+    assert bench.run() <= plain(1) / 0.97
+    stats = bench.engine.stats()["drafts"]
+    assert stats["controller"]["alarm"]
+    assert stats["faults"] > 2
+    assert "out of ideas" in caplog.text
+    assert "no usable draft" in caplog.text
+
+
 def test_it_schedules_ahead_while_it_does_not_draft() -> None:
     bench = Bench(Oracle(right=False))
     bench.add("r")
