@@ -125,9 +125,11 @@ class DevicePool(BlockPool):
     def _move(self, blocks: NDArray[np.int64] | Blocks, buffer: Tensor | None, mode: int, *, weigh: bool) -> Tensor:
         count, parts = len(blocks), len(self._table)
         sums = torch.zeros((count, parts), dtype=torch.int64, device=self._device)
-        if count:
-            words = self._table if buffer is None else buffer.view(torch.int64)
-            ids = self._put(np.asarray(blocks, np.int64))
+        if count == 0:
+            return sums
+        words = self._table if buffer is None else buffer.view(torch.int64)
+        ids = self._put(np.asarray(blocks, np.int64))
+        with torch.cuda.device_of(sums):  # a thread's own current device may be another one
             move[(count, parts)](
                 self._table, ids, count, words, self._weights, sums, MODE=mode, WEIGH=weigh, BLOCK=LANES
             )

@@ -8,9 +8,12 @@ import selectors
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Final
 
 log = logging.getLogger(__name__)
+
+SELECTOR_SECONDS: Final = 0.001
+"""What a selector rounds its timeout up to."""
 
 
 class Loop(ABC):
@@ -47,13 +50,23 @@ class Loop(ABC):
         self._selector.close()
         os.close(self._wakeup)
 
+    @staticmethod
+    def _wait(due: float | None) -> float | None:
+        """How long to wait for news. Selectors know no less than a millisecond, so shorter pauses are slept here."""
+        if due is None:
+            return None
+        left = max(0.0, due - time.monotonic())
+        if left >= SELECTOR_SECONDS:
+            return left
+        time.sleep(left)
+        return 0.0
+
     def _run(self) -> None:
         reason = "the engine stops"
         try:
             due: float | None = None
             while not self._closing:
-                timeout = None if due is None else max(0.0, due - time.monotonic())
-                for key, events in self._selector.select(timeout):
+                for key, events in self._selector.select(self._wait(due)):
                     if key.fd == self._wakeup:
                         os.eventfd_read(self._wakeup)
                     else:

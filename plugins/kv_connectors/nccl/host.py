@@ -23,6 +23,9 @@ from engine.transport.link import WINDOW, Landing, Link, LinkLost, Links
 if TYPE_CHECKING:
     from torch import Tensor
 
+JOIN_SECONDS: Final = 1.0
+"""For a thread that waits for nobody."""
+
 PREFIX: Final = "engine-kv-"
 """Of the folders where two ends meet."""
 
@@ -64,7 +67,8 @@ class GlooLink(Link):
         self._group: Any = None
         self._closed = False
         self._post(self._meet)
-        threading.Thread(target=self._run, name="kv-gloo", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="kv-gloo", daemon=True)
+        self._thread.start()
 
     @property
     def room(self) -> bool:
@@ -85,6 +89,7 @@ class GlooLink(Link):
                 future.set_result(None)
             except Exception as error:  # whatever gloo raises is told by `pump`
                 future.set_exception(error)
+        self._group = None  # its threads end here; at the end of the process they would end it badly
 
     def _meet(self) -> None:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -120,6 +125,7 @@ class GlooLink(Link):
         """See `Link.close`; what gloo waits for ends by its own deadline, and writes to memory of its own."""
         self._closed = True
         self._work.put(None)
+        self._thread.join(JOIN_SECONDS)
 
 
 class _GlooLanding(Landing):

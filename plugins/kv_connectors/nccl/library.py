@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from engine.transport.link import LinkLost
@@ -43,6 +45,13 @@ class _Config(ctypes.Structure):
     )
 
 
+def _find() -> str:
+    """The library that torch is linked with: in the package it came in, or wherever the loader finds it."""
+    spec = find_spec("nvidia.nccl") if find_spec("nvidia") else None
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    return next((str(path) for folder in folders for path in folder.glob("lib/libnccl.so.2")), "libnccl.so.2")
+
+
 class Library:
     """NCCL, as torch has loaded it."""
 
@@ -51,7 +60,7 @@ class Library:
         # loopback device and need no multicast.
         os.putenv("NCCL_SOCKET_IFNAME", "lo")
         os.putenv("NCCL_NVLS_ENABLE", "0")
-        self._nccl = ctypes.CDLL("libnccl.so.2")
+        self._nccl = ctypes.CDLL(_find())
         self._nccl.ncclGetErrorString.restype = c_char_p
         self._nccl.ncclCommInitRankConfig.argtypes = (POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(_Config))
         for name in ("ncclSend", "ncclRecv"):

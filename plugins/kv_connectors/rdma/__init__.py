@@ -33,7 +33,7 @@ def build(options: NetworkOptions, *, role: Role, schema: KVSchema, engine_id: s
 
     return PeerConnector(
         RdmaTransport(options),
-        on_device=LinkTransport("rdma", options, links),
+        on_device=LinkTransport("rdma", options, make_links),
         role=role,
         schema=schema,
         engine_id=engine_id,
@@ -41,7 +41,7 @@ def build(options: NetworkOptions, *, role: Role, schema: KVSchema, engine_id: s
     )
 
 
-def links(device: torch.device, block_bytes: int) -> Links:
+def make_links(device: torch.device, block_bytes: int) -> Links:
     """What moves the bytes of pools on a GPU."""
     from engine.plugins.kv_connectors.rdma.links import NixlLinks
 
