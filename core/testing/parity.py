@@ -60,6 +60,7 @@ class Traffic:
     """How the prompts arrive."""
 
     warm: bool = False  # every prompt was computed before, so its prefix is cached
+    keep: bool = False  # whatever earlier traffic left in the cache stays
     batch: int = 1  # how many at once
     preempt: bool = False
 
@@ -112,7 +113,8 @@ class ParityBench(AbstractContextManager["ParityBench"]):
     def run(self, traffic: Traffic, cases: Sequence[Case]) -> Outcome:
         """Serve the cases; the caches are emptied first unless the traffic wants them warm."""
         scheduler, drafter = self._llm.engine.scheduler, self._llm.engine.drafter
-        scheduler.cache.reset()
+        if not traffic.keep:
+            scheduler.cache.reset()
         if traffic.warm:
             self._serve(cases, Traffic(batch=16))
         before = scheduler.preemptions, drafter.counters.drafted if drafter else 0
@@ -170,6 +172,11 @@ class ParityBench(AbstractContextManager["ParityBench"]):
                 left.discard(name)
                 self._llm.engine.scheduler.preempt(request)
 
+    def reset_producer(self) -> None:
+        """Forget the prefixes that the other engine has cached."""
+        if self._producer is not None:
+            self._producer.control("reset_cache")
+
     def close_producer(self) -> None:
         """Stop the other engine, if there is one."""
         if self._producer is not None:
@@ -211,7 +218,11 @@ class Producer:
 
     def stats(self) -> dict[str, Any]:
         """The producer's counters."""
-        found: dict[str, Any] = self._call(self._client.control("stats"))
+        return self.control("stats")
+
+    def control(self, verb: str) -> dict[str, Any]:
+        """What the producer answers to a verb of `engine.control`."""
+        found: dict[str, Any] = self._call(self._client.control(verb))
         return found
 
     def _call(self, coroutine: Any) -> Any:
