@@ -31,6 +31,7 @@ from engine.latent.rows import PackedRows
 from engine.latent.up import LatentUp
 from engine.specs.attention import AttentionShape
 from engine.testing.attention import mla
+from engine.testing.attention_bench import Bench
 
 READ: Final = 4.69e12
 PRODUCTS: Final = 798e12
@@ -141,8 +142,26 @@ def check(make: Make, heads: int, requests: int, packed: bool, seed: int, tokens
     return float(error)
 
 
+def check_expanded(make: Make, packed: bool) -> None:
+    """Chunks worth expanding, behind a prefix and beside decodes, in one round and in several, against float64."""
+    wanted = mla(16, expanded=(192, 128), dtype="bfloat16", packed=packed)
+    for most in (128, 10**6):
+        backend = make(wanted)
+        backend._most = most
+        bench = Bench(backend, wanted, PAGE, torch.device("cuda"), pages=32)
+        for step in ({"a": 400, "b": 20}, {"a": 300, "b": 1, "c": 3}):
+            got, want = bench.step(step)
+            error = float((got.double() - want).norm() / want.norm())
+            print(
+                f"check expanded {'fp8 ' if packed else 'bf16'} {step}, rounds of {most}: error {error:.5f}", flush=True
+            )
+            assert error < 1e-2, "outside of the limit"
+
+
 def checks(make: Make) -> None:
-    """Batches of 1 to 256, both forms of rows, one token and several."""
+    """Batches of 1 to 256, both forms of rows, one token and several; then expanded chunks."""
+    for packed in (False, True):
+        check_expanded(make, packed)
     for heads in (128, 16):
         for packed in (False, True):
             for seed, requests in enumerate((1, 3, 37, 256)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,17 +93,15 @@ def make_plan(
     pool = _pool(config, model, form, device, asked, weight_bytes, blocked)
     as_stored = _as_stored(model)
 
-    def divided(weights: Sequence[WeightGroup]) -> tuple[RankFit, ...]:
-        return rank_fits(
-            model.profile,
-            model.config,
-            weights,
-            kv_itemsize=ITEMSIZE[model.dtype],
-            memory_bytes=device.memory_bytes,
-            context=asked,
-            form=form,
-        )
-
+    divided = partial(
+        rank_fits,
+        model.profile,
+        model.config,
+        kv_itemsize=ITEMSIZE[model.dtype],
+        memory_bytes=device.memory_bytes,
+        context=asked,
+        form=form,
+    )
     return Plan(
         profile=model.profile,
         dtype=model.dtype,

@@ -22,10 +22,7 @@ from engine.specs.attention import AttentionBatch, AttentionShape
 
 LOG2E: Final = 1.4426950408889634
 
-SPEED: Final = 2.0
-"""Of cuBLAS compared with these kernels: 650 against 300 TFLOP/s on an H200."""
-
-FEWEST: Final = 2
+FEWEST: Final = 1
 """Blocks of keys that are worth a program."""
 
 
@@ -40,7 +37,7 @@ class Tiles:
     programs: int = 1  # per multiprocessor
 
 
-WIDE: Final = Tiles(64, 64, 8, 2)
+WIDE: Final = Tiles(64, 32, 8, 3)
 """64 rows are what the matrix instructions of compute capability 9.0 take."""
 
 NARROW: Final = Tiles(16, 64, 4, 2, programs=2)
@@ -77,7 +74,7 @@ class TritonLatent(LatentBackend):
     """Rows of 64 to 512 + 64 elements, plain or in 8 bits, in pages of any size."""
 
     def __init__(self, shape: AttentionShape, page_size: int, device: DeviceProfile) -> None:
-        super().__init__(shape, page_size, dense=TritonDense(getattr(torch, shape.dtype)), speed=SPEED)
+        super().__init__(shape, page_size, dense=TritonDense(getattr(torch, shape.dtype)))
         latent, rope = shape.v_head_dim, shape.head_dim - shape.v_head_dim
         if odd := [width for width in (latent, rope) if width < 16 or width & (width - 1)]:
             raise ValueError(f"attention backend 'triton' needs latent widths that are powers of two, not {odd[0]}")
@@ -204,7 +201,6 @@ class TritonLatent(LatentBackend):
             BLOCK=tiles.block,
             DECODE=decode,
             STORE=plan.at is None,
-            AHEAD=self.shape.packed and tiles.rows < WIDE.rows,
             TREE=not decode and batch.tree_masks is not None,
             STAGES=tiles.stages,
             EARLY=EARLY,

@@ -52,16 +52,13 @@ def schedule(
 
 @triton.jit
 def _from_8_bits(small, scales, NATIVE: tl.constexpr, BLOCK: tl.constexpr, LATENT: tl.constexpr, SCALED: tl.constexpr):
-    """float8_e4m3fn as uint8 [BLOCK, LATENT] times float32 scales [BLOCK, LATENT // SCALED].
-
-    In float16, which holds each product exactly as long as no element is beyond 65504.
-    """
+    """float8_e4m3fn as uint8 [BLOCK, LATENT] times float32 scales [BLOCK, LATENT // SCALED], in float32."""
     if NATIVE:
-        values = small.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:  # the exponent's bias is 7, not 15; bits of a small number stay those of a small number
-        wide = small.to(tl.int16)
-        values = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
-    blocks = tl.reshape(values, (BLOCK, LATENT // SCALED, SCALED)) * scales.to(tl.float16)[:, :, None]
+        values = small.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:  # the exponent's bias is 7, not 127; bits of a small number stay those of a small number
+        wide = small.to(tl.int32)
+        values = (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    blocks = tl.reshape(values, (BLOCK, LATENT // SCALED, SCALED)) * scales[:, :, None]
     return tl.reshape(blocks, (BLOCK, LATENT))
 
 
@@ -128,14 +125,6 @@ def _page(table, block, length, PAGE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _slots(page, block, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Where the keys of a block lie, int64 [BLOCK], from what `_page` gave."""
-    b = tl.arange(0, BLOCK)
-    inside = (block * BLOCK + b) % PAGE if PAGE % BLOCK else block * BLOCK % PAGE + b
-    return page.to(tl.int64) * PAGE + inside
-
-
-@triton.jit
 def _leave(out, to, partial_out, partial_stats, place, best, total, acc, is_row, whole, LATENT: tl.constexpr):
     """Write results to rows `to`, or what they will be merged from to rows `place`."""
     d = tl.arange(0, LATENT)
@@ -187,7 +176,6 @@ def attend(
     STORE: tl.constexpr,
     TREE: tl.constexpr,
     PACKED: tl.constexpr,
-    AHEAD: tl.constexpr,
     NATIVE: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
@@ -236,8 +224,6 @@ def attend(
             position = length - count + token
             query = q + where[:, None] * q_token + head[:, None] * q_head
             fixed = tl.load(query + d[None, :], mask=is_row[:, None], other=0.0)
-            if PACKED and fixed.dtype == tl.bfloat16:
-                fixed = fixed.to(tl.float16)  # rows in 8 bits turn into it in fewer steps
             turned = tl.load(query + LATENT + e[None, :], mask=is_row[:, None], other=0.0)
             if STORE and stop == ends:
                 slot = tl.load(slot_mapping + request)
@@ -250,31 +236,19 @@ def attend(
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, LATENT], tl.float32)
             table = block_tables + request.to(tl.int64) * table_row
-            slot = _slots(_page(table, at - begins, length, PAGE, BLOCK), at - begins, PAGE, BLOCK)
-            ahead = _page(table, at - begins + 1, length, PAGE, BLOCK)  # early, or loads of rows would wait for it
-            limit = tl.minimum(length, (stop - begins) * BLOCK)
-            if AHEAD:  # a round early as well: what is converted first is not fetched ahead by the compiler
-                exists = (at - begins) * BLOCK + b < length
-                small = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
+            ahead = _page(table, at - begins, length, PAGE, BLOCK)
             for block in tl.range(at - begins, stop - begins, num_stages=STAGES):
                 n = block * BLOCK + b
                 exists = n < length
-                following = _slots(ahead, block + 1, PAGE, BLOCK)
-                ahead = _page(table, block + 2, length, PAGE, BLOCK)
+                slot = ahead.to(tl.int64) * PAGE + (block * BLOCK % PAGE + b if PAGE % BLOCK == 0 else n % PAGE)
+                ahead = _page(table, block + 1, length, PAGE, BLOCK)  # early, or loads of rows would wait for it
+                keys = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
                 turn = rotary + _rotary_at(slot, LATENT, SCALED, ROW, SIZE, PACKED)[:, None] + e[None, :]
                 shared = tl.load(turn, mask=exists[:, None], other=0.0)
                 if PACKED:
                     factor = scales + (slot * (ROW // 4) + LATENT // 4)[:, None] + g[None, :]
                     factors = tl.load(factor, mask=exists[:, None], other=0.0)
-                    if not AHEAD:
-                        small = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
-                    keys = _from_8_bits(small, factors, NATIVE, BLOCK, LATENT, SCALED).to(fixed.dtype)
-                    if AHEAD:
-                        row = latents + following[:, None] * ROW + d[None, :]
-                        small = tl.load(row, mask=(n + BLOCK < limit)[:, None], other=0)
-                else:
-                    keys = tl.load(latents + slot[:, None] * ROW + d[None, :], mask=exists[:, None], other=0)
-                slot = following
+                    keys = _from_8_bits(keys, factors, NATIVE, BLOCK, LATENT, SCALED).to(shared.dtype)
                 scores = tl.dot(fixed, tl.trans(keys), input_precision=PRECISION)
                 scores = tl.dot(turned, tl.trans(shared), scores, input_precision=PRECISION) * scale
                 sees = exists[None, :]
