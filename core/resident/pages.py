@@ -33,9 +33,10 @@ class NoLayers(Forward):
 class Places:
     """Where the places of a draft lie: R requests."""
 
-    tables: np.ndarray  # int32 [R, P], from the first visible page on
-    begin: np.ndarray  # int64 [R], index of place 0 among the visible items
-    hidden: Tensor  # int64 [R, 1], items that are not visible
+    tables: Tensor  # int32 [R, P], from the first visible page on
+    slots: np.ndarray  # int64 [R, places], where each place is kept
+    begin: np.ndarray  # int32 [R], index of place 0 among the visible items
+    hidden: Tensor | None  # int64 [R, 1], items that are not visible; None if all are
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -100,21 +101,24 @@ class DraftPages:
         for row, (slot, skipped, count) in enumerate(zip(slots, first // size, own, strict=True)):
             tables[row, :count] = self._tables[slot, skipped : skipped + count]
             tables[row, count : count + self._scratch.shape[1]] = self._scratch[slot]
-        return Places(tables, begin - first, self._put(first[:, None]))
+        visible = begin - first
+        index = visible[:, None] + np.arange(self._scratch.shape[1] * size)
+        pages = np.take_along_axis(tables, index // size, 1).astype(np.int64)
+        hidden = self._put(first[:, None]) if first.any() else None
+        return Places(self._put(tables), pages * size + index % size, visible.astype(np.int32), hidden)
 
     def step(self, places: Places, first: int, positions: Tensor, sees: Tensor | None) -> Forward:
         """Attention for one step of a draft; see `DraftBatch.step`."""
         requests, count = positions.shape
-        index = places.begin[:, None] + np.arange(first, first + count)
-        pages = np.take_along_axis(places.tables, index // self.page_size, 1).astype(np.int64)
-        lens = (places.begin + first + count).astype(np.int32)
+        lens = places.begin + np.int32(first + count)
+        seen = positions if places.hidden is None else positions - places.hidden
         return self.planned(
             AttentionBatch(
                 query_start=self._put(np.arange(0, requests * count + 1, count, dtype=np.int32)),
                 seq_lens=self._put(lens),
-                block_tables=self._put(places.tables[:, : -(-int(lens.max()) // self.page_size)]),
-                slot_mapping=self._put((pages * self.page_size + index % self.page_size).ravel()),
-                positions=(positions - places.hidden).flatten(),
+                block_tables=places.tables,
+                slot_mapping=self._put(places.slots[:, first : first + count].ravel()),
+                positions=seen.flatten(),
                 num_decodes=requests if count == 1 and sees is None else 0,
                 query_lens_host=np.full(requests, count, dtype=np.int32),
                 seq_lens_host=lens,
