@@ -41,17 +41,6 @@ def test_prefills_chunks_and_decodes(head_dims: tuple[int, int]) -> None:
     shape = gqa(4, 2, head_dims[0], v_head_dim=head_dims[1], packed=True)
     suite = Here()
     bench = suite.bench(shape)
-    suite.play(bench, [{"a": 150, "b": 20}, {"a": 1, "b": 3, "c": 33}, {"a": 1, "b": 1, "c": 1}])
+    suite.play(bench, [{"a": 40, "b": 20}, {"a": 1, "b": 3, "c": 17}, {"a": 1, "b": 1, "c": 1}])
     kept = {name for name, _ in bench.backend.kv_layout().parts}
     assert kept == {"k_packed", "v_packed", "k_scale", "v_scale"}
-
-
-def test_a_shared_prefix() -> None:
-    suite, shape = Here(), gqa(2, 1, 16, packed=True)
-    bench = suite.bench(shape)
-    suite.play(bench, [{"a": 270}])
-    for name in "bcd":  # the same tokens in the same pages
-        bench.tables[name] = list(bench.tables["a"][:16])
-        bench.history[name] = tuple(part[:256].clone() for part in bench.history["a"])  # type: ignore[assignment]
-        bench.positions[name] = bench.positions["a"][:256].clone()
-    suite.play(bench, [dict.fromkeys("abcd", 1)])

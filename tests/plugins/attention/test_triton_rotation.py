@@ -40,7 +40,7 @@ def requests(counts: list[int], lengths: list[int], *, repeat: bool = False, sha
 
 
 BATCHES = {
-    "decodes": requests([1, 1, 1], [20, 1, 170]),
+    "decodes": requests([1, 1, 1], [20, 1, 70]),
     "tokens of one request": requests([1, 1, 1], [20, 21, 22], repeat=True),
     "a shared prefix": requests([1] * 4, [270, 290, 260, 261], shared=16),
     "a prompt among decodes": requests([1, 9], [20, 30]),
