@@ -47,7 +47,9 @@ class Decode:
         self._heads, self._scale, self._packed = heads, scale * LOG2E, packed
         self._narrow = packed or narrow
         self._row_blocks = -(-heads // (16 if self._narrow else 64))
-        self._parts = max(1, torch.cuda.get_device_properties(device).multi_processor_count // self._row_blocks)
+        self._early = device.type == "cuda"  # see `engine.ops.dependent`
+        chip = torch.cuda.get_device_properties(device).multi_processor_count if self._early else 4
+        self._parts = max(1, chip // self._row_blocks)
         self._partial = torch.empty(2 * self._parts, heads, LATENT, dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(2 * self._parts, heads, dtype=torch.float32, device=device)
 
@@ -62,7 +64,7 @@ class Decode:
 
     def store(self, rows: Tensor, slots: Tensor, latent: Tensor) -> None:
         """Put bfloat16 rows [T, 576] into the pages; slots int64 [T]."""
-        how = {"PDL": True, "launch_pdl": True}
+        how = {"PDL": self._early, "launch_pdl": self._early}
         if self._packed:
             flat = latent.view(-1)
             places = [flat.view(dtype) for dtype in (torch.float8_e4m3fn, torch.float32, torch.bfloat16)]
@@ -92,7 +94,8 @@ class Decode:
             requests,
             self._scale,
         )
-        fixed = {"HEADS": heads, "ROW_BLOCKS": self._row_blocks, "PDL": True, "launch_pdl": True, "num_warps": 4}
+        fixed = {"HEADS": heads, "ROW_BLOCKS": self._row_blocks, "num_warps": 4}
+        fixed |= {"PDL": self._early, "launch_pdl": self._early}
         grid = (self._parts * self._row_blocks,)
         if self._packed:
             raw = TensorDescriptor.from_tensor(rows.view(torch.float8_e4m3fn), [PAGE, LATENT], RAW)
@@ -127,8 +130,8 @@ class Decode:
             TILE=32 if few else 8,
             MOST=triton.next_power_of_2(self._parts),
             BY_PART=by_part,
-            PDL=True,
-            launch_pdl=True,
+            PDL=self._early,
+            launch_pdl=self._early,
         )
 
 

@@ -41,7 +41,7 @@ def covered(pieces: list[Slot]) -> list[int]:
     return [block for _, begin, end in pieces for block in range(begin, end)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 40))
 def test_every_block_lies_in_one_part(lengths: list[int], parts: int) -> None:
     done = walk(lengths, parts, *lay(lengths, parts))
