@@ -119,23 +119,15 @@ def load(
     def mlp(at: str) -> GatedMlp:
         return GatedMlp(gate_up=linear(at, ("gate", "up"), shape.mlp_bias), down=linear(at, ("down",), shape.mlp_bias))
 
-    def experts(at: str) -> RoutedExperts:
-        rule = shape.routing
-        assert rule is not None, "a layer of experts has a router"
-        names = [
-            [f"model.{at}.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
-            for expert in range(rule.experts)
-        ]
-        made = linears.experts(weights, names, device)
-        return RoutedExperts(rule=rule, router=dense(f"{at}.gate"), correction=None, experts=made)
-
     def layer(index: int) -> Layer:
         at = f"layers.{index}"
         last = index + 1 == shape.layers
         return Layer(
             qkv=linear(f"{at}.self_attn", ("q", "k", "v"), shape.qkv_bias),
             out=linear(f"{at}.self_attn", ("o",), shape.out_bias),
-            feed_forward=experts(f"{at}.mlp") if shape.routed(index) else mlp(f"{at}.mlp"),
+            feed_forward=_experts(f"{at}.mlp", shape, weights, linears, dense(f"{at}.mlp.gate"))
+            if shape.routed(index)
+            else mlp(f"{at}.mlp"),
             q_norm=dense(f"{at}.self_attn.q_norm") if shape.qk_norm else None,
             k_norm=dense(f"{at}.self_attn.k_norm") if shape.qk_norm else None,
             mlp_norm=dense(f"{at}.post_attention_layernorm"),
@@ -157,6 +149,19 @@ def load(
         layers=[layer(index) for index in range(shape.layers)],
         head=head,
     )
+
+
+def _experts(
+    at: str, shape: DecoderShape, weights: WeightSource, linears: Quantization, router: Tensor
+) -> RoutedExperts:
+    rule = shape.routing
+    assert rule is not None, "a layer of experts has a router"
+    names = [
+        [f"model.{at}.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
+        for expert in range(rule.experts)
+    ]
+    made = linears.experts(weights, names, router.device)
+    return RoutedExperts(rule=rule, router=router, correction=None, experts=made)
 
 
 __all__ = ["Decoder", "Layer", "load"]

@@ -92,7 +92,8 @@ class DummyWeights(WeightSource):
         if dtype not in self._drawn:
             once = torch.randn(_PERIOD, generator=torch.Generator().manual_seed(0)) * _SPREAD
             twice = torch.cat((once, once)).to(dtype)  # in which most tensors lie in one piece
-            self._drawn[dtype] = twice.pin_memory() if torch.cuda.is_initialized() else twice
+            on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            self._drawn[dtype] = twice.pin_memory() if on_cuda else twice
         drawn, size = self._drawn[dtype], math.prod(shape)
         turns = -(-(first + size) // len(drawn))
         whole = drawn if turns == 1 else drawn.repeat(turns)
