@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from engine.sampler import Row, sample
 from engine.sampling_params import SamplingParams
 from engine.specs.speculator import Draft
 from engine.trees import Parents, depths
-from engine.verifier import Verified, accept_equal, follow, verify
+from engine.verifier import Verified, accept_equal, follow, verify, verify_sampled
 
 VOCAB = 5
 TARGET = torch.softmax(torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 1.5, -1)
@@ -122,6 +123,20 @@ def proposals(shape: Parents, q: Tensor, draws: int, generator: torch.Generator)
     return torch.stack(columns, 1).tolist()  # type: ignore[no-any-return]
 
 
+class Rows(Sequence[Row]):
+    """The rows of many requests with one tree each, made when they are looked at; the seed is the request's number."""
+
+    def __init__(self, at: Sequence[int], requests: int) -> None:
+        self._at, self._requests, self._params = at, requests, SamplingParams(temperature=1.0)
+
+    def __len__(self) -> int:
+        return len(self._at) * self._requests
+
+    def __getitem__(self, i: Any) -> Any:
+        request, place = divmod(i, len(self._at))
+        return Row(self._params, request, 10 + self._at[place], NO_HISTORY, 10)
+
+
 SHAPES: dict[str, list[int | None]] = {"chain": [None, 0], "siblings": [None, None, 0], "bush": [None, None, 1, 1]}
 
 
@@ -138,9 +153,8 @@ def test_sampled_drafts_keep_the_target_distribution(shape: str, outside: bool, 
     parents = SHAPES[shape]
     probs = q.expand(len(parents), VOCAB)
     drafts = [Draft(tokens, parents, probs) for tokens in proposals(parents, q, draws, generator)]
-    at, params = places(drafts[0]), SamplingParams(temperature=1.0)
-    rows = [row for seed in range(draws) for row in rows_of(seed, at, params)]
-    found = verify(torch.log(TARGET)[at].repeat(draws, 1), rows, drafts)
+    at = places(drafts[0])
+    found = verify_sampled(TARGET[at].repeat(draws, 1), Rows(at, draws), drafts)
     first = np.bincount([one.tokens[0] for one in found], minlength=VOCAB)
     second = np.bincount([one.tokens[1] for one in found if len(one.tokens) > 1], minlength=VOCAB)
     assert len(first) == len(second) == VOCAB
