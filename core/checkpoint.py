@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,20 @@ def folder_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """The number of things that a config's field states; the default where it is absent or null.
+
+    Raises:
+        ValueError: the field is missing and has no default, or is no positive integer; the sentence names it.
+    """
+    value = default if config.get(field) is None else config[field]
+    if value is None:
+        raise ValueError(f"{field} is missing")
+    if not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{field} must be a positive integer, not {value!r}")
+    return value
+
+
 def gguf_file(path: Path) -> Path | None:
     """The GGUF file that `path` is or, for a folder without a `config.json`, the only one that lies in it."""
     if path.is_file():
@@ -56,4 +71,4 @@ def served_name(path: Path) -> str:
     return _PACKING.sub("", name).lower()
 
 
-__all__ = ["folder_config", "gguf_file", "read_json", "served_name"]
+__all__ = ["count", "folder_config", "gguf_file", "read_json", "served_name"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from engine.checkpoint import count
 from engine.plugin import KVKind
 from engine.rope import RopeSettings, context_limit, read_rope
 from engine.routing import Routing
@@ -70,25 +71,25 @@ def read_shape(config: Mapping[str, Any]) -> DeepseekShape:
     if architecture is None:
         raise ValueError(f"architectures is {config.get('architectures')!r}; implemented are {', '.join(FAMILIES)}")
     _refuse_other_mathematics(config)
-    nope, rope_dim = _count(config, "qk_nope_head_dim"), _count(config, "qk_rope_head_dim")
-    layers = _count(config, "num_hidden_layers")
+    nope, rope_dim = count(config, "qk_nope_head_dim"), count(config, "qk_rope_head_dim")
+    layers = count(config, "num_hidden_layers")
     routing = _routing(config, FAMILIES[architecture]) if config.get("n_routed_experts") else None
     rope = read_rope(config, rope_dim)
     return DeepseekShape(
         architecture=architecture,
         layers=layers,
-        hidden=_count(config, "hidden_size"),
-        heads=_count(config, "num_attention_heads"),
-        q_rank=_count(config, "q_lora_rank") if config.get("q_lora_rank") is not None else None,
-        latent=_count(config, "kv_lora_rank"),
+        hidden=count(config, "hidden_size"),
+        heads=count(config, "num_attention_heads"),
+        q_rank=count(config, "q_lora_rank") if config.get("q_lora_rank") is not None else None,
+        latent=count(config, "kv_lora_rank"),
         nope=nope,
         rope_dim=rope_dim,
-        v_dim=_count(config, "v_head_dim"),
-        intermediate=_count(config, "intermediate_size"),
+        v_dim=count(config, "v_head_dim"),
+        intermediate=count(config, "intermediate_size"),
         dense_layers=min(int(config.get("first_k_dense_replace") or 0), layers) if routing else layers,
-        expert_intermediate=_count(config, "moe_intermediate_size") if routing else 0,
+        expert_intermediate=count(config, "moe_intermediate_size") if routing else 0,
         routing=routing,
-        vocab=_count(config, "vocab_size"),
+        vocab=count(config, "vocab_size"),
         eps=float(config.get("rms_norm_eps", 1e-6)),
         tied=bool(config.get("tie_word_embeddings", False)),
         interleaved=bool(config.get("rope_interleave", True)),
@@ -197,9 +198,9 @@ def _routing(config: Mapping[str, Any], default: Literal["softmax", "sigmoid"]) 
         raise ValueError(f"topk_method {method!r} is not implemented for scoring_func {scoring!r}; known are {known}")
     if int(config.get("moe_layer_freq") or 1) != 1:
         raise ValueError(f"moe_layer_freq {config['moe_layer_freq']} is not implemented; known is 1")
-    experts, grouped = _count(config, "n_routed_experts"), method != "greedy"
-    groups = _count(config, "n_group", 1) if grouped else 1
-    chosen, chosen_groups = _count(config, "num_experts_per_tok"), _count(config, "topk_group", 1) if grouped else 1
+    experts, grouped = count(config, "n_routed_experts"), method != "greedy"
+    groups = count(config, "n_group", 1) if grouped else 1
+    chosen, chosen_groups = count(config, "num_experts_per_tok"), count(config, "topk_group", 1) if grouped else 1
     if experts % groups or chosen_groups > groups:
         raise ValueError(f"n_group {groups} must divide n_routed_experts {experts}, topk_group {chosen_groups} be less")
     if chosen > experts // groups * chosen_groups:
@@ -240,17 +241,6 @@ def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
         raise ValueError(f"hidden_act {activation!r} is not implemented; DeepSeek here knows 'silu'")
     if config.get("attention_bias"):
         raise ValueError("attention_bias: true is not implemented; DeepSeek's projections have none here")
-
-
-def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field)
-    if value is None:
-        if default is None:
-            raise ValueError(f"{field} is missing")
-        value = default
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{field} must be a positive integer, not {value!r}")
-    return value
 
 
 __all__ = ["FAMILIES", "DeepseekShape", "next_tensors", "read_profile", "read_shape", "tensors", "weights"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.checkpoint import count
 from engine.routing import Routing
 
 
@@ -15,18 +16,11 @@ def read_routing(config: Mapping[str, Any]) -> Routing:
         ValueError: a number is missing or impossible; the sentence names it.
     """
     name = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    experts, chosen = _count(config, name), _count(config, "num_experts_per_tok")
+    experts, chosen = count(config, name), count(config, "num_experts_per_tok")
     if chosen > experts:
         raise ValueError(f"num_experts_per_tok {chosen} is more than num_experts {experts}")
     normalize = bool(config.get("norm_topk_prob", False))
     return Routing(scoring="softmax", experts=experts, chosen=chosen, normalize=normalize)
-
-
-def _count(config: Mapping[str, Any], field: str) -> int:
-    value = config.get(field)
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{field} must be a positive integer, not {value!r}")
-    return value
 
 
 def dense_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:

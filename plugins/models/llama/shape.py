@@ -11,6 +11,7 @@ from itertools import chain
 from math import prod
 from typing import Any, Final, Literal
 
+from engine.checkpoint import count
 from engine.plugin import KVKind
 from engine.plugins.models.llama.experts import dense_layers, read_routing
 from engine.rope import RopeSettings, context_limit, read_rope
@@ -80,22 +81,22 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
         raise ValueError(f"architectures is {config.get('architectures')!r}; implemented are {', '.join(FAMILIES)}")
     _refuse_other_mathematics(config)
     family = FAMILIES[architecture]
-    heads, hidden = _count(config, "num_attention_heads"), _count(config, "hidden_size")
-    kv_heads = _count(config, "num_key_value_heads", heads)
+    heads, hidden = count(config, "num_attention_heads"), count(config, "hidden_size")
+    kv_heads = count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    head_dim = _count(config, "head_dim", family.head_dim or hidden // heads)
-    layers = _count(config, "num_hidden_layers")
+    head_dim = count(config, "head_dim", family.head_dim or hidden // heads)
+    layers = count(config, "num_hidden_layers")
     attention_bias = bool(config.get("attention_bias", False))
     return DecoderShape(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        intermediate=_count(config, "intermediate_size"),
+        intermediate=count(config, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=_count(config, "vocab_size"),
+        vocab=count(config, "vocab_size"),
         eps=float(config.get("rms_norm_eps", 1e-6)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias if family.out_bias is None else family.out_bias,
@@ -106,7 +107,7 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
         rope=read_rope(config, head_dim),
         routing=read_routing(config) if family.experts else None,
         dense=dense_layers(config, layers) if family.experts else frozenset(),
-        expert_intermediate=_count(config, "moe_intermediate_size") if family.experts else 0,
+        expert_intermediate=count(config, "moe_intermediate_size") if family.experts else 0,
     )
 
 
@@ -187,17 +188,6 @@ def _refuse_other_mathematics(config: Mapping[str, Any]) -> None:
     if packed := config.get("quantization_config"):
         method = packed.get("quant_method") if isinstance(packed, Mapping) else packed
         raise ValueError(f"quantization_config: weights packed as {method!r} can't be read; use a dense checkpoint")
-
-
-def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field)
-    if value is None:
-        if default is None:
-            raise ValueError(f"{field} is missing")
-        value = default
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{field} must be a positive integer, not {value!r}")
-    return value
 
 
 def _windows(config: Mapping[str, Any], family: _Family, layers: int) -> tuple[int | None, ...]:

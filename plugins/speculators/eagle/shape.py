@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from engine.checkpoint import count
 from engine.rope import RopeSettings, read_rope
 
 Generation = Literal["eagle", "eagle3"]
@@ -86,25 +87,25 @@ def read_shape(config: Mapping[str, Any]) -> HeadShape:
     _refuse_other_mathematics(fields)
     generation = _generation(fields)
     eagle3 = generation == "eagle3"
-    heads, hidden = _count(fields, "num_attention_heads"), _count(fields, "hidden_size")
-    kv_heads = _count(fields, "num_key_value_heads", heads)
+    heads, hidden = count(fields, "num_attention_heads"), count(fields, "hidden_size")
+    kv_heads = count(fields, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    head_dim = _count(fields, "head_dim", hidden // heads)
-    vocab = _count(fields, "vocab_size")
+    head_dim = count(fields, "head_dim", hidden // heads)
+    vocab = count(fields, "vocab_size")
     tap_layers = _tap_layers(fields)
     attention_bias = bool(fields.get("attention_bias", False))
     return HeadShape(
         generation=generation,
         hidden=hidden,
-        target_hidden=_count(fields, "target_hidden_size", hidden),
-        intermediate=_count(fields, "intermediate_size"),
+        target_hidden=count(fields, "target_hidden_size", hidden),
+        intermediate=count(fields, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=vocab,
-        draft_vocab=_count(fields, "draft_vocab_size", vocab) if eagle3 else vocab,
-        taps=len(tap_layers or ()) or _count(fields, "num_aux_hidden_states", 3) if eagle3 else 1,
+        draft_vocab=count(fields, "draft_vocab_size", vocab) if eagle3 else vocab,
+        taps=len(tap_layers or ()) or count(fields, "num_aux_hidden_states", 3) if eagle3 else 1,
         tap_layers=tap_layers if eagle3 else None,
         eps=float(fields.get("rms_norm_eps", 1e-6)),
         rope=read_rope(fields, head_dim),
@@ -190,7 +191,7 @@ def _window(fields: Mapping[str, Any]) -> int | None:
     """Qwen's configs carry a window that counts only with `use_sliding_window`."""
     kinds = fields.get("layer_types")
     sliding = kinds[0] == "sliding_attention" if kinds else bool(fields.get("use_sliding_window", False))
-    return _count(fields, "sliding_window") if sliding else None
+    return count(fields, "sliding_window") if sliding else None
 
 
 def _refuse_other_mathematics(fields: Mapping[str, Any]) -> None:
@@ -200,15 +201,6 @@ def _refuse_other_mathematics(fields: Mapping[str, Any]) -> None:
         raise ValueError(f"num_hidden_layers is {layers}; EAGLE heads here have one layer")
     if fields.get("quantization_config"):
         raise ValueError("quantization_config is not implemented for EAGLE heads; use a dense one")
-
-
-def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field, default)
-    if value is None:
-        raise ValueError(f"{field} is missing")
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{field} must be a positive integer, not {value!r}")
-    return value
 
 
 __all__ = ["Generation", "HeadShape", "read_shape", "tensors"]
