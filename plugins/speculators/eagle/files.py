@@ -27,7 +27,7 @@ BLOCK: Final = 32
 
 _SPELLINGS: Final = (
     (re.compile(r"^(?:model\.|draft_model\.)"), ""),
-    (re.compile(r"^(?:layers\.0|transformer|model\.layers\.0)\."), "midlayer."),
+    (re.compile(r"^(?:layers\.0|transformer)\."), "midlayer."),
     (re.compile(r"^fusion_fc\."), "fc."),
     (re.compile(r"^(?:aux_norm_low|fc_norm_low)\."), "fc_norm.0."),
     (re.compile(r"^(?:aux_norm_mid|fc_norm_mid)\."), "fc_norm.1."),
