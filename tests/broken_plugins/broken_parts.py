@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from engine.capabilities import Flag, KVKind, Layout
 from engine.plugin import Capabilities, Offer
 from engine.plugins.attention import reference
 from engine.plugins.kv_caches import paged
@@ -13,13 +14,16 @@ from engine.plugins.kv_connectors import local
 
 
 def attention_offer(backend: type[Any], **claims: Any) -> Offer[Any]:
-    """The reference's offer, for another backend."""
+    """The reference's offer, for another backend; latent rows are no business of the classes here."""
     (offer,) = reference.attention_backends()
+    can = offer.capabilities
+    heads = {"kv_kinds": frozenset({KVKind.GQA}), "layouts": frozenset({Layout.SPLIT})}
+    flags = can.flags - {Flag.PACKED_ROWS}
     return replace(
         offer,
         name="broken",
         build=lambda options, *, shape, page_size, device: backend(shape, page_size),
-        capabilities=replace(offer.capabilities, **claims),
+        capabilities=replace(can, **{**heads, "flags": flags, **claims}),
     )
 
 
