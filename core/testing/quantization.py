@@ -151,6 +151,16 @@ class QuantizationConformance(OfferConformance):
 
     def test_experts_give_the_weighted_sum_of_those_chosen(self, dtype: str) -> None:
         """Each token's, whoever else chose them; parts that are left to the next norm count when they are summed."""
+        assert self.error_of_experts(dtype) < COARSE
+
+    @proves("flags:lossless")
+    def test_lossless_experts_equal_the_dense_sum(self, dtype: str) -> None:
+        """Up to the rounding of the dtype."""
+        self.require(Needs(flags=frozenset({Flag.LOSSLESS})))
+        assert self.error_of_experts(dtype) < ROUNDING[dtype]
+
+    def error_of_experts(self, dtype: str) -> float:
+        """Of the sums over two experts each, relative to those in float64, in the norm."""
         device, kind = torch.device(self.device.kind), getattr(torch, dtype)
         tensors = experts_checkpoint().tensors
         names = [[f"{part}.{expert}" for part in ("gate", "up", "down")] for expert in range(EXPERTS)]
@@ -168,9 +178,8 @@ class QuantizationConformance(OfferConformance):
                 gate, up, down = (tensors[name].to(kind).double() for name in names[expert])
                 states = x[token].double().cpu()
                 want[token] += factor * (down @ (torch.nn.functional.silu(gate @ states) * (up @ states)))
-        lossless = Flag.LOSSLESS in self.offer.capabilities.flags
-        assert (got - want).norm() / want.norm() < (ROUNDING[dtype] if lossless else COARSE)
         assert experts.weight_bytes() > 0
+        return float((got - want).norm() / want.norm())
 
     def test_bytes_are_counted_and_a_dense_weight_is_the_weight(self, dtype: str) -> None:
         """Of `dense`, None is the other possible answer."""
