@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from pydantic import Field
+
 from engine.hooks import hookimpl
 from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Mask, Offer, Options
 from engine.specs.attention import AttentionBackend, AttentionShape
 
 
-def build(options: Options, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend:
+class TritonOptions(Options):
+    """What is not chosen by the shape."""
+
+    fused_rotation: bool = Field(
+        False,
+        description="Let decodes rotate queries and new keys as they read them, which saves a launch a layer. Its sums "
+        "were compared in Triton's interpreter, not yet on a GPU.",
+    )
+
+
+def build(options: TritonOptions, *, shape: AttentionShape, page_size: int, device: DeviceProfile) -> AttentionBackend:
     """The backend for one model; raises ValueError when the shape is none that its capabilities allow."""
     if shape.kind is KVKind.MLA:
         from engine.plugins.attention.triton.mla import TritonLatent
@@ -17,7 +29,7 @@ def build(options: Options, *, shape: AttentionShape, page_size: int, device: De
         return TritonLatent(shape, page_size, device)
     from engine.plugins.attention.triton.backend import TritonAttention
 
-    return TritonAttention(shape, page_size, device)
+    return TritonAttention(shape, page_size, device, fused_rotation=options.fused_rotation)
 
 
 def missing(device: DeviceProfile) -> str | None:
@@ -35,6 +47,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
             name="triton",
             summary="paged flash attention in Triton: split keys for decodes, tiles for prefills, chunks and drafts",
             build=build,
+            options=TritonOptions,
             capabilities=Capabilities(
                 devices=frozenset({"cuda"}),
                 min_compute_capability=(8, 0),

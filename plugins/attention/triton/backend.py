@@ -72,7 +72,9 @@ class TritonAttention(AttentionBackend):
 
     reads_shared_once = True
 
-    def __init__(self, shape: AttentionShape, page_size: int, device: DeviceProfile) -> None:
+    def __init__(
+        self, shape: AttentionShape, page_size: int, device: DeviceProfile, *, fused_rotation: bool = False
+    ) -> None:
         if shape.kind is not KVKind.GQA:
             raise ValueError(f"attention backend 'triton' keeps K and V per KV head, not {shape.kind}")
         if shape.heads % shape.kv_heads:
@@ -81,7 +83,7 @@ class TritonAttention(AttentionBackend):
             raise ValueError(f"attention backend 'triton' needs heads of at least 16 elements, not {small[0]}")
         if shape.packed and device.here and (device.compute_capability or (8, 9)) < (8, 9):
             raise ValueError(f"keys and values in 8 bits need compute capability 8.9; {device.name} has less")
-        self._shape, self._page_size = shape, page_size
+        self._shape, self._page_size, self._fused_rotation = shape, page_size, fused_rotation
         self._windows = tuple(window or 0 for window in shape.windows)
         self._group = shape.heads // shape.kv_heads
         self._device = torch.device(device.kind)
@@ -191,8 +193,8 @@ class TritonAttention(AttentionBackend):
     def forward_rotated(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, ...], plan: Plan, rotation: Rotation
     ) -> Tensor:
-        """See `AttentionBackend.forward_rotated`. Decodes rotate what they read."""
-        if plan.tiles or rotation.cos_sin.shape[1] != self._shape.head_dim:
+        """See `AttentionBackend.forward_rotated`. Decodes may rotate what they read."""
+        if not self._fused_rotation or plan.tiles or rotation.cos_sin.shape[1] != self._shape.head_dim:
             rotation.turn(q, k)
             return self._forward(layer, q, k, v, kv, plan, None)
         return self._forward(layer, q, k, v, kv, plan, rotation)

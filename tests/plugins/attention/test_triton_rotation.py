@@ -58,7 +58,7 @@ def test_as_if_rotated_before(batch: AttentionBatch, rotary: int) -> None:
     rotation = Rotation(TorchOps(), batch.positions, torch.cat((angles.cos(), angles.sin()), 1).to(KIND))
     outcomes = []
     for ahead in (True, False):
-        backend = TritonAttention(shape, PAGE, DEVICE)
+        backend = TritonAttention(shape, PAGE, DEVICE, fused_rotation=True)
         kv = tuple(
             torch.randn(int(batch.block_tables.max()) + 1, *part, generator=torch.Generator().manual_seed(1)).to(KIND)
             for _, part in backend.kv_layout().parts
