@@ -80,8 +80,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise ValueError(f"logit_bias of token {token} must lie between -100 and 100, not {bias}")
         if any(not ids for ids in self.bad_word_ids) or any(not word.strip() for word in self.bad_words):
             raise ValueError("bad_words must not contain an empty string")
-        if self.speculation is not None and self.speculation.max_tokens is not None and self.speculation.max_tokens < 0:
-            raise ValueError(f"speculation.max_tokens must be at least 0, not {self.speculation.max_tokens}")
+        drafts = self.speculation.max_tokens if self.speculation is not None else None
+        if drafts is not None and drafts < 0:
+            raise ValueError(f"speculation.max_tokens must be at least 0, not {drafts}")
+        if drafts is not None and drafts >= 2**31:
+            raise ValueError("speculation.max_tokens must fit into 32 bits")
         if any(not s for s in self.stop):
             raise ValueError("stop must not contain an empty string")
 

@@ -61,7 +61,8 @@ def sampling_params(
         )
     except ValueError as error:
         name = str(error).partition(" ")[0]
-        raise bad_request(str(error), name if name in SamplingParams.__struct_fields__ else None) from None
+        known = name.partition(".")[0] in SamplingParams.__struct_fields__
+        raise bad_request(str(error), name if known else None) from None
 
 
 def with_seed(params: SamplingParams, choice: int) -> SamplingParams:
