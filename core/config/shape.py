@@ -35,6 +35,8 @@ def type_at(model: type[BaseModel], key: Key) -> Any:
             here = inside.model_fields[str(part)].annotation
         elif isinstance(part, int) and get_origin(bare(here)) is list:
             (here,) = get_args(bare(here))
+        elif get_origin(bare(here)) is dict:
+            _, here = get_args(bare(here))
         else:
             return None
     return bare(here)

@@ -9,9 +9,12 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
 
 from engine.config.load import LoadedConfig, load_config
 from engine.config.model import EngineConfig
+from engine.config.origins import Origins
+from engine.config.problems import validated
 from engine.config.source import parse
 from engine.errors import ConfigError
 
@@ -145,6 +148,18 @@ def test_all_problems_are_told_at_once_and_long_values_are_cut(complaint: Compla
         "engine.yaml:2: server.port",
     ]
     assert max(map(len, lines)) < 200
+
+
+def test_the_known_keys_of_a_section_under_a_name_are_told() -> None:
+    class Item(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        size: int = 1
+
+    class Items(BaseModel):
+        items: dict[str, Item] = {}
+
+    with pytest.raises(ConfigError, match=r"items\.a\.sise is no known key; did you mean 'size'\?"):
+        validated(Items, {"items": {"a": {"sise": 2}}}, Origins(), (), {})
 
 
 def test_a_file_that_is_not_there_or_no_file_is_an_error(tmp_path: Path) -> None:
