@@ -50,7 +50,7 @@ def count(config: Mapping[str, Any], field: str, default: int | None = None) -> 
     value = default if config.get(field) is None else config[field]
     if value is None:
         raise ValueError(f"{field} is missing")
-    if not isinstance(value, int) or value <= 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"{field} must be a positive integer, not {value!r}")
     return value
 

@@ -94,7 +94,7 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
 def _linears(name: str, composition: Composition, registry: Registry) -> Callable[[], Quantization]:
     device, dtype = composition.device, composition.dtype
     needs = Needs(device=device.kind, compute_capability=device.compute_capability, dtype=dtype)
-    component = Named(("speculator", "quantization"), "quantizations", name, {}, by_default=False)
+    component = Named(("speculator", "options", "quantization"), "quantizations", name, {}, by_default=False)
     choice = Selector(registry=registry, device=device, origins=Origins()).choose(component, needs)
     return lambda: choice.build(device=device, dtype=getattr(torch, dtype))
 

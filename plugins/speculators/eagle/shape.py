@@ -107,7 +107,7 @@ def read_shape(config: Mapping[str, Any]) -> HeadShape:
         draft_vocab=count(fields, "draft_vocab_size", vocab) if eagle3 else vocab,
         taps=len(tap_layers or ()) or count(fields, "num_aux_hidden_states", 3) if eagle3 else 1,
         tap_layers=tap_layers if eagle3 else None,
-        eps=float(fields.get("rms_norm_eps", 1e-6)),
+        eps=_eps(fields),
         rope=read_rope(fields, head_dim),
         window=_window(fields),
         attention_bias=attention_bias,
@@ -171,9 +171,19 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _generation(fields: Mapping[str, Any]) -> Generation:
-    told = [*(fields.get("architectures") or ()), fields.get("speculators_model_type"), fields.get("model_type")]
+    architectures = fields.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ValueError(f"architectures must be a list of names, not {architectures!r}")
+    told = [*architectures, fields.get("speculators_model_type"), fields.get("model_type")]
     words = " ".join(str(word).lower() for word in told)
     return "eagle3" if "draft_vocab_size" in fields or any(word in words for word in _EAGLE3_WORDS) else "eagle"
+
+
+def _eps(fields: Mapping[str, Any]) -> float:
+    eps = fields.get("rms_norm_eps", 1e-6)
+    if not isinstance(eps, int | float) or eps < 0:
+        raise ValueError(f"rms_norm_eps must be a number of at least 0, not {eps!r}")
+    return float(eps)
 
 
 def _tap_layers(fields: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -190,6 +200,8 @@ def _tap_layers(fields: Mapping[str, Any]) -> tuple[int, ...] | None:
 def _window(fields: Mapping[str, Any]) -> int | None:
     """Qwen's configs carry a window that counts only with `use_sliding_window`."""
     kinds = fields.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise ValueError(f"layer_types must be a list of kinds, not {kinds!r}")
     sliding = kinds[0] == "sliding_attention" if kinds else bool(fields.get("use_sliding_window", False))
     return count(fields, "sliding_window") if sliding else None
 

@@ -226,6 +226,10 @@ def test_a_faulty_file_is_refused_with_the_tensors_name(fault: str, make_head: M
         ("eagle_aux_hidden_state_layer_ids", ["x"], "must be a list of layers"),
         ("eagle_aux_hidden_state_layer_ids", [3, 1, 2], "in ascending order"),
         ("quantization_config", {"quant_method": "awq"}, "quantization_config"),
+        ("num_attention_heads", True, "num_attention_heads must be a positive integer"),
+        ("architectures", 5, "architectures must be a list of names"),
+        ("layer_types", 5, "layer_types must be a list of kinds"),
+        ("rms_norm_eps", "x", "rms_norm_eps must be a number"),
     ],
 )
 def test_a_config_that_asks_for_other_mathematics_is_refused(
