@@ -81,7 +81,7 @@ def _answers(target: Target, section: EvaluationSection) -> Iterator[_Answer]:
     """The target's greedy answers, at each context."""
     assert section.prompts is not None
     exercises = read_exercises(section.prompts)
-    filler = target.tokenizer.encode("\n\n".join(read_texts(section.filler)))
+    filler = target.tokenizer.encode("\n\n".join(read_texts("evaluation.filler", section.filler)))
     for context in section.contexts:
         openings = [_opening(target, exercise, filler, context) for exercise in exercises]
         rows = len(openings)

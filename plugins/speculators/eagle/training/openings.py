@@ -157,8 +157,8 @@ def between_turns(tokenizer: Tokenizer, system: str | None) -> tuple[str, str, s
     return parts[0], parts[1], parts[2]
 
 
-def read_texts(patterns: Sequence[str]) -> list[str]:
-    """The files that absolute or relative glob patterns name.
+def read_texts(key: str, patterns: Sequence[str]) -> list[str]:
+    """The files that absolute or relative glob patterns name; they stand at `key` of the configuration.
 
     Raises:
         ConfigError: a pattern names no file.
@@ -167,7 +167,7 @@ def read_texts(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         found = sorted(path for path in _matching(pattern) if path.is_file())
         if not found:
-            raise ConfigError(f"data.texts: no file matches {pattern}")
+            raise ConfigError(f"{key}: no file matches {pattern}")
         texts += [path.read_text(encoding="utf-8", errors="ignore") for path in found]
     return texts
 

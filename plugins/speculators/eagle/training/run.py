@@ -14,8 +14,8 @@ from engine.compose import compose, resolve_source
 from engine.device import detect
 from engine.errors import ConfigError, ResourceError
 from engine.plugins.speculators.eagle.files import HeadWeights, weight_file
-from engine.plugins.speculators.eagle.shape import read_shape
-from engine.plugins.speculators.eagle.training.config import TrainConfig, head_config
+from engine.plugins.speculators.eagle.training.checks import check, described
+from engine.plugins.speculators.eagle.training.config import TrainConfig
 from engine.plugins.speculators.eagle.training.dataset import Batches, Document, Rows, frequent, pack, without_repeats
 from engine.plugins.speculators.eagle.training.measure import Measured, measure
 from engine.plugins.speculators.eagle.training.student import Student
@@ -59,6 +59,7 @@ def train(config: TrainConfig, target: Target, watch: Watchers) -> list[Measured
     Raises:
         EngineError: the configuration or a file is of no use.
     """
+    check(config, target)
     documents = training_text(target, config.data, watch.writing)
     held = documents[::HELD_BACK]
     learnt = [document for i, document in enumerate(documents) if i % HELD_BACK]
@@ -68,10 +69,6 @@ def train(config: TrainConfig, target: Target, watch: Watchers) -> list[Measured
     watch.said(f"{covered(held, ids):.1%} of what the target says is in the draft vocabulary of {len(ids):,}")
     on_device = torch.from_numpy(ids).to(target.device)
     students, taps = make_students(config, target, on_device)
-    if (longest := max(config.training.contexts)) > target.profile.max_context:
-        raise ConfigError(
-            f"training.contexts has {longest:,}, but the target's context is {target.profile.max_context:,} tokens"
-        )
     batches = Batches(rows_of(learnt, config.training.contexts), config.training.batch_tokens, config.training.seed)
     trainer = Trainer(
         target,
@@ -121,18 +118,9 @@ def make_students(config: TrainConfig, target: Target, ids: Tensor) -> tuple[lis
     dtype = getattr(torch, target.composition.dtype)
     students, taps = [], set()
     for name, section in config.heads.items():
-        described = head_config(
-            section,
-            target.profile,
-            target.composition.model_config,
-            draft_vocab=len(ids),
-            layers=config.layers,
-        )
-        try:
-            taps.add(read_shape(described).hidden_layers(target.profile.layers))
-        except ValueError as error:
-            raise ConfigError(f"heads.{name}: {error}") from None
-        students.append(Student(name, section, described, ids, dtype))
+        made, layers = described(config, target, name, len(ids))
+        taps.add(layers)
+        students.append(Student(name, section, made, ids, dtype))
         if section.start is not None:
             try:
                 students[-1].go_on(section.start)

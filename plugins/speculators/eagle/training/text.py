@@ -30,7 +30,7 @@ def training_text(target: Target, section: DataSection, progress: Progress) -> l
 
 def _written(target: Target, section: DataSection, progress: Progress) -> Iterator[Document]:
     began, done, number = time.monotonic(), 0, 0
-    openings = Openings(target.tokenizer, read_texts(section.texts), section.seed)
+    openings = Openings(target.tokenizer, read_texts("data.texts", section.texts), section.seed)
 
     def share() -> float:
         minutes = (time.monotonic() - began) / 60
