@@ -49,12 +49,11 @@ class CpuAttention(AttentionBackend):
         self._shape = shape
         self._page_size = page_size
         self._dtype: torch.dtype = getattr(torch, shape.dtype)
-        self._threads = torch.get_num_threads()
         self._windows = tuple(window or 0 for window in shape.windows)
         group = shape.heads // shape.kv_heads
         self._tile = max(1, TILE_ROWS // group)
         self._state = self._tile * group * (shape.v_head_dim + 2)  # floats of one running softmax
-        self._scratch = torch.empty(self._threads, 2 * self._state)
+        self._scratch = torch.empty(0, 2 * self._state)
 
     def kv_layout(self) -> KVLayout:
         """K has 16 tokens across the lanes, V its width; neighbours along the sum are paired in bfloat16."""
@@ -70,7 +69,9 @@ class CpuAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> Plan:
         """Cut the step into work for the threads."""
-        shape = self._shape
+        shape, threads = self._shape, torch.get_num_threads()  # of the runner's thread, which may differ from build's
+        if len(self._scratch) < threads:
+            self._scratch = torch.empty(threads, 2 * self._state)
         trees = {r: tree.contiguous() for r, tree in (batch.tree_masks or {}).items()}
         parts = schedule(
             batch.query_lens_host,
@@ -79,7 +80,7 @@ class CpuAttention(AttentionBackend):
             tile=self._tile,
             segment=native.ATTENTION_SEGMENT,
             kv_heads=shape.kv_heads,
-            threads=self._threads,
+            threads=threads,
         )
         work = native.AttentionWork(
             tokens=len(batch.slot_mapping),
@@ -90,7 +91,7 @@ class CpuAttention(AttentionBackend):
             v_head_dim=shape.v_head_dim,
             page_size=self._page_size,
             dtype=self._dtype,
-            threads=self._threads if self._is_worth_threads(batch) else 1,
+            threads=threads if self._is_worth_threads(batch) else 1,
             scale=shape.scale,
             softcap=shape.softcap,
             query_start=batch.query_start,
