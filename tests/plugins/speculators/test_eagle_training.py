@@ -394,19 +394,6 @@ def test_what_is_wrong_with_a_configuration_is_said(folder: Path, target: Target
     for contexts, words in (([250], "fill no row"), ([300], "the target's context is 256")):
         with pytest.raises(ConfigError, match=words):
             train(configured(folder, tmp_path, data=small, training={"contexts": contexts}), target, Watchers())
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("")
-    late = (
-        ({"heads": {"odd": {"heads": 3, "kv_heads": 2}}}, "heads.odd: num_attention_heads 3 is not a multiple"),
-        ({"heads": {"new": {"start": tmp_path / "gone"}}}, "heads.new.start: .* holds no weights"),
-        ({"training": {"contexts": [300]}}, "the target's context is 256"),
-        ({"evaluation": {"prompts": tmp_path / "gone"}}, "evaluation.prompts: .* must hold JSON lines"),
-        ({"evaluation": {"prompts": prompts, "filler": ["gone/*"]}}, "evaluation.filler: no file matches"),
-    )
-    for wrong, words in late:  # told before any text is written
-        with pytest.raises(ConfigError, match=words):
-            train(configured(folder, tmp_path / "late", **wrong), target, Watchers())
-    assert not (tmp_path / "late").exists()
     (tmp_path / "checkpoint.safetensors").write_bytes(b"something else")
     with pytest.raises(ResourceError, match="no checkpoint of these heads"):
         train(configured(folder, tmp_path), target, Watchers())
