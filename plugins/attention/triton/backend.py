@@ -19,6 +19,7 @@ from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.triton import decode, prefill
 from engine.plugins.attention.triton.cascade import SPLITS
 from engine.plugins.attention.triton.fresh import ROWS, Fresh
+from engine.plugins.attention.triton.masks import joined
 from engine.plugins.attention.triton.packed import store_packed
 from engine.plugins.attention.triton.shared import Cascade, Shared
 from engine.specs.attention import AttentionBackend, AttentionBatch, AttentionShape, KVLayout, Rotation
@@ -144,7 +145,7 @@ class TritonAttention(AttentionBackend):
         lens = batch.query_lens_host[decodes:]
         tokens, packed = int(lens.sum()), len(lens) > 0 and int(lens.sum()) < LONG * len(lens)
         tile = self._short.rows // self._pack(packed) if packed else self._long.rows
-        trees, tree_at = self._trees(batch) if batch.tree_masks else (None, None)
+        trees, tree_at = joined(batch, self._device) if batch.tree_masks else (None, None)
         tiles = tokens // tile + requests - decodes if tokens else 0
         fresh = trees is None and not packed and bool((batch.seq_lens_host[decodes:] == lens).all())
         return Plan(batch, work, tiles, packed, fresh, trees, tree_at)
@@ -176,14 +177,6 @@ class TritonAttention(AttentionBackend):
             torch.empty(capacity, shape.heads, 2, dtype=torch.float32, device=self._device),
             shared,
         )
-
-    def _trees(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-        starts, at = [-1] * len(batch.query_lens_host), 0
-        masks = batch.tree_masks or {}
-        for request, mask in masks.items():
-            starts[request], at = at, at + mask.numel()
-        flat = torch.cat([mask.flatten() for mask in masks.values()]).to(torch.uint8)
-        return flat, torch.tensor(starts, dtype=torch.int64).to(self._device, non_blocking=True)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
         """See `AttentionBackend.forward`."""

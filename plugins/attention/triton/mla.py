@@ -18,6 +18,7 @@ from engine.latent.widths import SCALED
 from engine.ops.dependent import EARLY
 from engine.plugin import DeviceProfile
 from engine.plugins.attention.triton import mla_decode
+from engine.plugins.attention.triton.masks import joined
 from engine.specs.attention import AttentionBatch, AttentionShape
 
 LOG2E: Final = 1.4426950408889634
@@ -106,7 +107,7 @@ class TritonLatent(LatentBackend):
         """Cut the runs of decodes, and of the other requests."""
         decodes, requests = batch.num_decodes, len(batch.query_lens_host)
         longest = int(batch.query_lens_host[decodes:].max(initial=0))
-        trees, tree_at = self._trees(batch) if batch.tree_masks else (self._no_tree, self._no_tree)
+        trees, tree_at = joined(batch, self._device) if batch.tree_masks else (self._no_tree, self._no_tree)
         ahead = longest > 0 or batch.requests_repeat
         return Plan(
             batch,
@@ -151,14 +152,6 @@ class TritonLatent(LatentBackend):
             torch.empty(*parts, self.shape.v_head_dim, dtype=torch.float32, device=self._device),
             torch.empty(*parts, 2, dtype=torch.float32, device=self._device),
         )
-
-    def _trees(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-        starts, at = [-1] * len(batch.query_lens_host), 0
-        masks = batch.tree_masks or {}
-        for request, mask in masks.items():
-            starts[request], at = at, at + mask.numel()
-        flat = torch.cat([mask.flatten() for mask in masks.values()]).to(torch.uint8)
-        return flat, torch.tensor(starts, dtype=torch.int64).to(self._device, non_blocking=True)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
         """See `LatentBackend.attend`."""
