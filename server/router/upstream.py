@@ -92,7 +92,7 @@ class Upstream:
         with ExitStack() as stack:
             stack.enter_context(worker.busy(seconds))
             async with _watched(worker):
-                response = await self._http.send(request, stream=True)
+                response = await self._open(request)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 pieces = _pieces(worker, response, stack.pop_all())
                 first = await anext(pieces, b"")
@@ -103,6 +103,14 @@ class Upstream:
             finally:
                 await response.aclose()
             return Reply(status=response.status_code, headers=_kept(response), body=whole)
+
+    async def _open(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await self._http.send(request, stream=True)
+        except AttributeError as error:  # anyio's, of a socket that the engine's death closed while it was connecting
+            if "getpeername" not in str(error):
+                raise
+            raise httpx.ConnectError("closed while connecting") from error
 
 
 async def _pieces(worker: Worker, response: httpx.Response, held: ExitStack) -> AsyncGenerator[bytes]:

@@ -33,7 +33,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 dtypes=frozenset({"float32", "bfloat16", "float16"}),
                 kv_kinds=frozenset(KVKind),
                 layouts=frozenset({Layout.SPLIT, Layout.LATENT}),
-                masks=frozenset(Mask),
+                masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
                 flags=frozenset({Flag.SOFTCAP}),
             ),
             rank=-200,

@@ -249,7 +249,10 @@ def test_forms_hold_along_every_branch(bench: Any, prompt: Any) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_drafts_with_probabilities_are_sound_in_a_batch(bench: Any, prompt: Any) -> None:
     """Sampled chains: every request gets its tokens, and greedy ones their own."""
-    asked = {"greedy": (prompt(1, 5), {}), **{f"{i}": (prompt(i, 6), {"temperature": 1.0}) for i in range(30, 34)}}
+    asked = {
+        "greedy": (prompt(1, 5), {}),
+        **{f"{i}": (prompt(i, 6), {"temperature": 1.0, "seed": i}) for i in range(30, 34)},
+    }
     with bench() as plain_bench:
         plain_bench.serve(asked)
     with bench(Twin(probs=True)) as it:
@@ -257,4 +260,6 @@ def test_drafts_with_probabilities_are_sound_in_a_batch(bench: Any, prompt: Any)
         assert it.tokens("greedy") == plain_bench.tokens("greedy")
         assert all(len(it.tokens(name)) == 20 for name in asked)
         assert it.engine.drafter is not None
-        assert it.engine.drafter.counters.accepted > 0.5 * it.engine.drafter.counters.drafted
+        # Drawn from the target's own distribution, all drafts of the four are kept: about as many steps as the greedy one
+        # takes alone, whose drafts are drawn too and hardly ever fit.
+        assert it.engine.drafter.counters.accepted > 0.4 * it.engine.drafter.counters.drafted
