@@ -260,6 +260,6 @@ def test_drafts_with_probabilities_are_sound_in_a_batch(bench: Any, prompt: Any)
         assert it.tokens("greedy") == plain_bench.tokens("greedy")
         assert all(len(it.tokens(name)) == 20 for name in asked)
         assert it.engine.drafter is not None
-        # Drawn from the target's own distribution, all drafts of the four are kept: about as many steps as the greedy one
-        # takes alone, whose drafts are drawn too and hardly ever fit.
+        # Drawn from the target's own distribution, all drafts of the four are kept: about as many steps as the greedy
+        # one takes alone, whose drafts are drawn too and hardly ever fit.
         assert it.engine.drafter.counters.accepted > 0.4 * it.engine.drafter.counters.drafted
