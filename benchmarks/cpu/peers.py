@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -43,6 +44,7 @@ MEASURES = {
     "TTFT 1,500 cold, s": ("first", 1500, 1, 1),
     "TTFT 1,400 of 1,500 cached, s": ("cached", 1500, 1, 1),
 }
+VLLM_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
 LLAMA_ALONE = {"16 at once, tok/s", "64 at once, tok/s"}
 """Its Python binding computes one sequence at a time."""
 
@@ -134,6 +136,7 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
+            env=os.environ | VLLM_SETTINGS,
         )
         self._until("ready")
         print(f"{name}: ready after {time.monotonic() - began:.1f} s", flush=True)
@@ -199,12 +202,15 @@ def files(folder: Path, llama: str | None, wanted: list[str]) -> dict[str, str]:
 
 def _safetensors(folder: Path, gguf: Path) -> Path:
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
+    weights = {name: w.detach().clone() for name, w in model.state_dict().items() if name != "lm_head.weight"}  # tied
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
+    (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     return folder
 
@@ -217,6 +223,7 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--measures", default=",".join(str(i) for i in range(len(MEASURES))), help="by number")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()), help="folder for what sides say")
     args = parser.parse_args()
     wanted = [s for s in args.sides.split(",") if SIDES[s][0] == "engine" or getattr(args, SIDES[s][0])]
     measures = {name: plan for i, (name, plan) in enumerate(MEASURES.items()) if str(i) in args.measures.split(",")}
@@ -231,7 +238,7 @@ def main() -> None:
                 "vllm": made.get("safetensors", ""),
                 "llama": made.get(more[0] if more else "", ""),
             }[kind]
-            sides.append(Side(name, python, kind, argument, Path(temporary) / f"{name}.log"))
+            sides.append(Side(name, python, kind, argument, args.logs / f"{name}.log"))
         rows: dict[str, dict[str, list[float]]] = {name: {s.name: [] for s in sides} for name in measures}
         draw = random.Random(5)
         for _ in range(args.rounds):
