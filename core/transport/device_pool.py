@@ -129,7 +129,8 @@ class DevicePool(BlockPool):
             return sums
         words = self._table if buffer is None else buffer.view(torch.int64)
         ids = self._put(np.asarray(blocks, np.int64))
-        with torch.cuda.device_of(sums):  # a thread's own current device may be another one
+        # A thread's own current device may be another one.
+        with torch.cuda.device_of(sums):  # type: ignore[no-untyped-call]
             move[(count, parts)](
                 self._table, ids, count, words, self._weights, sums, MODE=mode, WEIGH=weigh, BLOCK=LANES
             )
