@@ -37,6 +37,8 @@ def type_at(model: type[BaseModel], key: Key) -> Any:
             (here,) = get_args(bare(here))
         elif get_origin(bare(here)) is dict:
             _, here = get_args(bare(here))
+            if here is Any:  # the options of a component: their own model knows
+                return None
         else:
             return None
     return bare(here)
