@@ -173,20 +173,8 @@ class _Assembly:
         return LatencyTarget(target / 1e3, pair / weights)
 
     def _attention(self) -> AttentionBackend:
-        profile = self.composition.profile
-        shape = AttentionShape(
-            kind=profile.kv_kind,
-            heads=profile.heads,
-            kv_heads=profile.kv_heads,
-            head_dim=profile.head_dim,
-            v_head_dim=profile.v_head_dim,
-            scale=profile.scale,
-            windows=profile.windows,
-            softcap=profile.softcap,
-            dtype=self.composition.dtype,
-            expanded=profile.expanded,
-            packed=self.config.kv_cache.dtype == "fp8",
-        )
+        composed, packed = self.composition, self.config.kv_cache.dtype == "fp8"
+        shape = AttentionShape.of(composed.profile, composed.dtype, packed=packed)
         backend: AttentionBackend = self.choices["attention"].build(
             shape=shape, page_size=self.page_size, device=self.composition.device
         )

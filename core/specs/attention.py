@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from engine.latent.up import LatentUp
     from engine.ops import Ops
+    from engine.specs.model import ModelProfile
 
 API: Final = 1
 HOOK: Final = "attention_backends"
@@ -52,6 +53,23 @@ class AttentionShape:
     dtype: str  # of queries, keys, values and of the cache
     expanded: tuple[int, int] | None = None  # mla: widths of a head's key and value when rows are expanded
     packed: bool = False  # the cache keeps 8 bits, as `engine.latent.rows.PackedRows` or `engine.eight_bits` has it
+
+    @classmethod
+    def of(cls, profile: ModelProfile, dtype: str, *, packed: bool = False) -> AttentionShape:
+        """What the model of a profile asks of attention, computed in `dtype`."""
+        return cls(
+            kind=profile.kv_kind,
+            heads=profile.heads,
+            kv_heads=profile.kv_heads,
+            head_dim=profile.head_dim,
+            v_head_dim=profile.v_head_dim,
+            scale=profile.scale,
+            windows=profile.windows,
+            softcap=profile.softcap,
+            dtype=dtype,
+            expanded=profile.expanded,
+            packed=packed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

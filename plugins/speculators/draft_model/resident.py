@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.specs.attention import AttentionShape
-from engine.specs.model import Forward, Model, ModelProfile
+from engine.specs.model import Forward, Model
 from engine.specs.speculator import (
     Checkpoint,
     DraftBatch,
@@ -52,7 +52,7 @@ class DraftModel(ResidentSpeculator):
                 self._source,
                 other.profile.max_context,
             )
-        return ResidentPlan(kv=_attention(other.profile, checkpoint.dtype), places=checkpoint.max_draft)
+        return ResidentPlan(kv=AttentionShape.of(other.profile, checkpoint.dtype), places=checkpoint.max_draft)
 
     def load(self, target: Target) -> None:
         """See `ResidentSpeculator.load`."""
@@ -99,20 +99,6 @@ def check_vocabulary(source: str, drafts: Tokenizer, target: Tokenizer) -> None:
                 f"the draft model {source} has another vocabulary: token {token} is {drafts.token_text(token)!r} to it "
                 f"and {target.token_text(token)!r} to the model; use a draft model of the same family"
             )
-
-
-def _attention(profile: ModelProfile, dtype: str) -> AttentionShape:
-    return AttentionShape(
-        kind=profile.kv_kind,
-        heads=profile.heads,
-        kv_heads=profile.kv_heads,
-        head_dim=profile.head_dim,
-        v_head_dim=profile.v_head_dim,
-        scale=profile.scale,
-        windows=profile.windows,
-        softcap=profile.softcap,
-        dtype=dtype,
-    )
 
 
 __all__ = ["DraftModel", "check_vocabulary"]

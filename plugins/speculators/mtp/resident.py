@@ -7,6 +7,8 @@ arXiv 2412.19437, section 2.2). All calls come from the runner's thread.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -83,17 +85,7 @@ class MtpSpeculator(ResidentSpeculator):
 
 def _one_layer(profile: ModelProfile, dtype: str) -> AttentionShape:
     """The attention of a layer like the target's own."""
-    return AttentionShape(
-        kind=profile.kv_kind,
-        heads=profile.heads,
-        kv_heads=profile.kv_heads,
-        head_dim=profile.head_dim,
-        v_head_dim=profile.v_head_dim,
-        scale=profile.scale,
-        windows=(None,),
-        softcap=profile.softcap,
-        dtype=dtype,
-    )
+    return replace(AttentionShape.of(profile, dtype), windows=(None,), expanded=None)
 
 
 __all__ = ["MtpSpeculator"]

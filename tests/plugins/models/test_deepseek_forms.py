@@ -30,19 +30,7 @@ CUTS = {"whole": (128,), "chunks": (50, 1, 7, 70), "long behind short": (5, 123)
 
 
 def shape_of(profile: ModelProfile, **changes: object) -> AttentionShape:
-    shape = AttentionShape(
-        kind=profile.kv_kind,
-        heads=profile.heads,
-        kv_heads=profile.kv_heads,
-        head_dim=profile.head_dim,
-        v_head_dim=profile.v_head_dim,
-        scale=profile.scale,
-        windows=profile.windows,
-        softcap=None,
-        dtype="float32",
-        expanded=profile.expanded,
-    )
-    return replace(shape, **changes)
+    return replace(AttentionShape.of(profile, "float32"), **changes)
 
 
 def whole_batch(done: int, count: int) -> AttentionBatch:

@@ -74,17 +74,7 @@ def make(kind: type[Runner], folder: Path, ops: Ops, attention: Any, **extra: An
         device=device,
         dtype=torch.float32,
     )
-    shape = AttentionShape(
-        kind=profile.kv_kind,
-        heads=profile.heads,
-        kv_heads=profile.kv_heads,
-        head_dim=profile.head_dim,
-        v_head_dim=profile.v_head_dim,
-        scale=profile.scale,
-        windows=profile.windows,
-        softcap=None,
-        dtype="float32",
-    )
+    shape = AttentionShape.of(profile, "float32")
     (kernel,) = attention.attention_backends()
     backend = kernel.build(kernel.options(), shape=shape, page_size=PAGE, device=DEVICE)
     pool = cut_pool(backend.kv_layout(), profile.layers, 32, device)

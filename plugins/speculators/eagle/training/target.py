@@ -59,7 +59,9 @@ class Target:
         self.device = torch.device(composition.device.kind)
         self.page_size = composition.config.kv_cache.page_size
         self.backend: AttentionBackend = composition.choices["attention"].build(
-            shape=attention_shape(composition), page_size=self.page_size, device=composition.device
+            shape=AttentionShape.of(composition.profile, composition.dtype),
+            page_size=self.page_size,
+            device=composition.device,
         )
         self.tokenizer: Tokenizer = composition.choices["loader"].build().tokenizer(composition.model_path)
         self.model = self._load()
@@ -147,20 +149,4 @@ def run_starts(counts: Tensor) -> Tensor:
     return torch.cat((ends.new_zeros(1), ends))
 
 
-def attention_shape(composition: Composition) -> AttentionShape:
-    """What the model asks of attention."""
-    profile = composition.profile
-    return AttentionShape(
-        kind=profile.kv_kind,
-        heads=profile.heads,
-        kv_heads=profile.kv_heads,
-        head_dim=profile.head_dim,
-        v_head_dim=profile.v_head_dim,
-        scale=profile.scale,
-        windows=profile.windows,
-        softcap=profile.softcap,
-        dtype=composition.dtype,
-    )
-
-
-__all__ = ["States", "Target", "attention_shape"]
+__all__ = ["States", "Target"]
