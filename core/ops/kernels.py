@@ -1,4 +1,4 @@
-"""Whether the compiled CPU kernels can be used, told without loading them or torch."""
+"""Whether kernels can be used, the compiled ones of the CPU and those in Triton, told without loading them or torch."""
 
 from __future__ import annotations
 
@@ -27,4 +27,11 @@ def missing(device: DeviceProfile, features: Set[str] = CPU_FEATURES) -> str | N
     return None
 
 
-__all__ = ["CPU_FEATURES", "QUANT_FEATURES", "missing"]
+def missing_triton(device: DeviceProfile) -> str | None:
+    """None when Triton is installed on the machine of this device, else what to do."""
+    if device.here and find_spec("triton") is None:
+        return "the package triton is not installed; install torch with CUDA, which brings it"
+    return None
+
+
+__all__ = ["CPU_FEATURES", "QUANT_FEATURES", "missing", "missing_triton"]

@@ -16,7 +16,7 @@ ends with that sentence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -97,6 +97,21 @@ class WeightSource(ABC):
         Raises:
             ValueError: the file is truncated or its data are malformed; the sentence names file and tensor.
         """
+
+    def joined(self, names: Sequence[str], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """The named tensors one below the other, in memory of their own; raises as `get` does.
+
+        Filled in place: no moment holds the checkpoint twice.
+        """
+        import torch
+
+        shapes = [self.shape(name) for name in names]
+        joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
+        row = 0
+        for name, shape in zip(names, shapes, strict=True):
+            joined[row : row + shape[0]] = self.get(name, dtype)
+            row += shape[0]
+        return joined
 
     def blocks(self, name: str) -> Blocks | None:
         """A matrix as it is stored, for who multiplies blocks; None if it isn't stored so. Raises as `get` does."""

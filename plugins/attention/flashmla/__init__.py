@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from engine.hooks import hookimpl
+from engine.ops.kernels import missing_triton
 from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Layout, Mask, Offer, Options
 from engine.specs.attention import AttentionBackend, AttentionShape
 
@@ -20,9 +19,7 @@ def missing(device: DeviceProfile) -> str | None:
     """None on Hopper with Triton installed, else what is wrong."""
     if device.kind == "cuda" and device.compute_capability and device.compute_capability >= (10, 0):
         return "its kernels use instructions that only compute capability 9.0 (Hopper) has"
-    if device.here and find_spec("triton") is None:
-        return "the package triton is not installed; install torch with CUDA, which brings it"
-    return None
+    return missing_triton(device)
 
 
 @hookimpl

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from pydantic import Field
 
 from engine.hooks import hookimpl
+from engine.ops.kernels import missing_triton
 from engine.plugin import Capabilities, DeviceProfile, Flag, KVKind, Mask, Offer, Options
 from engine.specs.attention import AttentionBackend, AttentionShape
 
@@ -32,13 +31,6 @@ def build(options: TritonOptions, *, shape: AttentionShape, page_size: int, devi
     return TritonAttention(shape, page_size, device, fused_rotation=options.fused_rotation)
 
 
-def missing(device: DeviceProfile) -> str | None:
-    """None when Triton is installed, else what to do."""
-    if device.here and find_spec("triton") is None:
-        return "the package triton is not installed; install torch with CUDA, which brings it"
-    return None
-
-
 @hookimpl
 def attention_backends() -> list[Offer[AttentionBackend]]:
     """The one backend."""
@@ -57,7 +49,7 @@ def attention_backends() -> list[Offer[AttentionBackend]]:
                 masks=frozenset({Mask.CAUSAL, Mask.SLIDING_WINDOW, Mask.TREE}),
                 flags=frozenset({Flag.SOFTCAP, Flag.GRAPH_SAFE, Flag.PACKED_ROWS, Flag.PACKED_HEADS}),
             ),
-            available=missing,
+            available=missing_triton,
             rank=50,
         )
     ]

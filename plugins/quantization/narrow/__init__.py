@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.hooks import hookimpl
+from engine.ops.kernels import missing_triton
 from engine.plugin import Capabilities, DeviceProfile, Flag, Needs, Options
 from engine.specs.quantization import Quantization, QuantizationOffer
 
@@ -23,13 +23,6 @@ def build(options: Options, *, device: DeviceProfile, dtype: torch.dtype) -> Qua
     return NarrowQuantization(dtype, scaled=(device.compute_capability or (0, 0)) >= FP8)
 
 
-def missing(device: DeviceProfile) -> str | None:
-    """None when Triton is installed, else what to do."""
-    if device.here and find_spec("triton") is None:
-        return "the package triton is not installed; install torch with CUDA, which brings it"
-    return None
-
-
 @hookimpl
 def quantizations() -> list[QuantizationOffer]:
     """The dense layers."""
@@ -44,7 +37,7 @@ def quantizations() -> list[QuantizationOffer]:
                 dtypes=frozenset({"bfloat16", "float16"}),
                 flags=frozenset({Flag.LOSSLESS, Flag.GRAPH_SAFE}),
             ),
-            available=missing,
+            available=missing_triton,
             requires={"models": Needs(flags=frozenset({Flag.LINEARS}))},
             rank=50,
         )

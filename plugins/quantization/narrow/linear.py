@@ -151,8 +151,8 @@ class NarrowQuantization(Quantization):
     ) -> Linear:
         if not bias and (kept := self._kept(source, [names], device)) is not None:
             return ScaledLinear(kept)
-        weight = self._stack(source, names, device)
-        added = self._stack(source, bias, device) if bias else None
+        weight = source.joined(names, self._dtype, device)
+        added = source.joined(bias, self._dtype, device) if bias else None
         return NarrowLinear(weight, added, self._workspace(weight.device))
 
     def head(self, embedding: Tensor) -> Linear:
@@ -168,16 +168,6 @@ class NarrowQuantization(Quantization):
 
     def _kept(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device | None) -> Stack | None:
         return stack_scaled(source, names, device) if self._scaled else None
-
-    def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
-        """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""
-        shapes = [source.shape(name) for name in names]
-        stacked = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=self._dtype, device=device)
-        row = 0
-        for name, shape in zip(names, shapes, strict=True):
-            stacked[row : row + shape[0]] = source.get(name, self._dtype)
-            row += shape[0]
-        return stacked
 
 
 __all__ = ["NarrowLinear", "NarrowQuantization", "tiling"]

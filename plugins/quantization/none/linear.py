@@ -40,8 +40,8 @@ class DenseQuantization(Quantization):
     def linear(
         self, source: WeightSource, names: Sequence[str], bias: Sequence[str] = (), device: torch.device | None = None
     ) -> Linear:
-        weight = self._stack(source, names, device)
-        return DenseLinear(weight, self._stack(source, bias, device) if bias else None)
+        weight = source.joined(names, self._dtype, device)
+        return DenseLinear(weight, source.joined(bias, self._dtype, device) if bias else None)
 
     def head(self, embedding: Tensor) -> Linear:
         return DenseLinear(embedding, None)
@@ -49,16 +49,6 @@ class DenseQuantization(Quantization):
     def experts(self, source: WeightSource, names: Sequence[Sequence[str]], device: torch.device) -> Experts:
         gate_ups, downs = [one[:2] for one in names], [one[2:] for one in names]
         return StackedExperts(stack(source, gate_ups, self._dtype, device), stack(source, downs, self._dtype, device))
-
-    def _stack(self, source: WeightSource, names: Sequence[str], device: torch.device | None) -> Tensor:
-        """The named tensors one below the other. Filled in place: no moment holds the checkpoint twice."""
-        shapes = [source.shape(name) for name in names]
-        stacked = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=self._dtype, device=device)
-        row = 0
-        for name, shape in zip(names, shapes, strict=True):
-            stacked[row : row + shape[0]] = source.get(name, self._dtype)
-            row += shape[0]
-        return stacked
 
 
 __all__ = ["DenseLinear", "DenseQuantization"]
