@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
 from engine.checkpoint import read_json
-from engine.errors import ResourceError
+from engine.errors import ConfigError, ResourceError
 from engine.plugins.speculators.eagle.files import HeadWeights, weight_file
 from engine.plugins.speculators.eagle.shape import read_shape, tensors
 from engine.plugins.speculators.eagle.shipped import HEADS
@@ -24,9 +26,10 @@ from engine.plugins.speculators.eagle.training.dataset import (
     without_repeats,
 )
 from engine.plugins.speculators.eagle.training.evaluation import acceptance
-from engine.plugins.speculators.eagle.training.openings import between_turns, scripts_of
+from engine.plugins.speculators.eagle.training.openings import SENTENCES, TOPICS, Openings, between_turns, scripts_of
+from engine.plugins.speculators.eagle.training.questions import Questions, passages
 from engine.plugins.speculators.eagle.training.student import stored
-from engine.plugins.speculators.eagle.training.writing import draw
+from engine.plugins.speculators.eagle.training.writing import ASSISTANT, draw
 from engine.testing.tokenizer import byte_tokenizer
 
 
@@ -48,6 +51,56 @@ def test_the_words_between_turns_come_from_the_chat_template() -> None:
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
     assert whole.startswith(before + "a" + after_user + "b" + after_assistant + "c")
     assert tokenizer.decode(list(scripts_of(tokenizer).after[0]), skip_special_tokens=False) == after_user
+
+
+PROMPTS = Path(__file__).parents[3] / "benchmarks" / "prompts"
+PROSE = (
+    "A lamp stood on the table by the window, and nobody had lit it since the {old} man went away, so it was dusty.\n"
+)
+
+
+def test_questions_are_drawn_from_their_patterns() -> None:
+    texts = [PROSE.replace("{old} ", "")]
+    questions = Questions(
+        ["{Say|Write} {one|{two|three}} {@word}s", "", "{passage}\\nWhat?"], {"word": ["cat"]}, texts, Random(1)
+    )
+    drawn = {questions.draw() for _ in range(300)}
+    said = {f"{verb} {count} cats" for verb in ("Say", "Write") for count in ("one", "two", "three")}
+    assert drawn == said | {f"{texts[0].strip()}\nWhat?"}
+    assert passages([PROSE]) == [], "a paragraph with brackets is no prose"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("{a|b", "unequal brackets"),
+        ("a}", "unequal brackets"),
+        ("{@x}", r"the list @x; there are \['y'\]"),
+        ("{passage}", "no file"),
+    ],
+)
+def test_a_pattern_that_makes_no_question_is_refused(pattern: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Questions([pattern], {"y": ["z"]}, [], Random(1))
+
+
+def test_no_prompt_of_the_measure_is_among_the_questions() -> None:
+    lines = (PROMPTS / "questions.txt").read_text(encoding="utf-8").splitlines()
+    lists = {"topic": TOPICS, "sentence": SENTENCES}
+    questions = Questions(lines, lists, [PROSE.replace("{old} ", "")], Random(5))
+    measure = {
+        json.loads(line)["prompt"] for line in (PROMPTS / "speculation.jsonl").read_text(encoding="utf-8").splitlines()
+    }
+    assert not measure & {questions.draw() for _ in range(20_000)}
+    assert not measure & set(SENTENCES)
+
+
+def test_a_question_is_followed_by_the_answer() -> None:
+    openings = Openings(byte_tokenizer(), [], 1, ["{Who|What} is it?"])
+    for opening in openings.conversations(8, piece_share=0.0, question_share=1.0):
+        text = byte_tokenizer().decode(list(opening.tokens), skip_special_tokens=False)
+        assert text.endswith(("Who is it?<assistant>", "What is it?<assistant>")), text
+        assert opening.speaker == ASSISTANT
 
 
 def test_text_survives_its_file(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ class ChatSection(Options):
     rows: int = Field(default=64, ge=0, description="Rows written at once.")
     tokens: Count = Field(default=512, description="Tokens written in each row.")
     piece_share: Share = Field(default=0.1, description="Share of rows that go on with a piece of `texts` instead.")
+    question_share: Share = Field(
+        default=0.7, description="Share of rows that begin with one of `questions`, if there are any."
+    )
     user_turn: Count = Field(default=120, description="Most tokens that the target says as the user.")
     assistant_turn: Count = Field(default=400, description="Most tokens that it answers.")
     greedy_share: Share = Field(
@@ -67,6 +70,11 @@ class DataSection(Options):
     )
     texts: list[str] = Field(
         default=[], description="Glob patterns of plain files: pieces and documents are cut from them."
+    )
+    questions: list[str] = Field(
+        default=[],
+        description="Glob patterns of files of questions that the target answers: on each line a pattern with alternatives in "
+        "brackets.",
     )
     tokens: Count = Field(default=200_000, description="Tokens that the target writes.")
     minutes: float | None = Field(default=None, gt=0, description="Stop writing after so long.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import ConfigError
+from engine.plugins.speculators.eagle.training.questions import Questions
 from engine.plugins.speculators.eagle.training.writing import ASSISTANT, Opening, Scripts
 from engine.tokenizer import Tokenizer
 
@@ -58,6 +59,23 @@ TOPICS: Final = (
     "weather", "websites", "whales", "wind", "wine", "winter", "words", "work", "writing", "zoos",
 )  # fmt: skip
 
+SENTENCES: Final = (
+    "The shop is closed on Sundays.", "I have lost my keys.", "We are going to the market tomorrow.",
+    "She reads a book every week.", "The weather will be better next month.", "My brother works in a hospital.",
+    "Where can I buy a ticket?", "The cat sleeps on the old chair.", "They moved to a bigger house last year.",
+    "He drinks tea with milk.", "The train was two hours late.", "Please close the window.", "I don't like loud music.",
+    "Our teacher speaks four languages.", "The river is very deep here.", "Can you help me with my homework?",
+    "The soup needs more salt.", "Winter is my favourite season.", "The meeting starts at half past three.",
+    "You should see a doctor.", "The bridge was built a hundred years ago.", "How much does this coat cost?",
+    "I am learning to play the piano.", "The bus stops in front of the school.", "Thank you for your letter.",
+    "Dogs are not allowed in the park.", "It rained all night.", "My grandmother makes the best bread.",
+    "Let's meet at the station.", "The film was too long, but I liked it.", "She forgot her umbrella at the office.",
+    "There are many stars tonight.", "We need a new computer.", "The boy runs faster than his sister.",
+)  # fmt: skip
+
+ODD: Final = 0.15
+"""Share of questions with a system prompt of their own."""
+
 TASKS: Final = (
     "Summarize the following text.", "What is this text about?", "List the main points of the following text.",
     "Explain the following in simple words.", "Write a title for the following text, then a short summary.",
@@ -73,20 +91,23 @@ class Openings:
     Args:
         texts: what documents and pieces are cut from.
         seed: the same seed draws the same openings.
+        questions: patterns of questions, see `Questions`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], seed: int, questions: Sequence[str] = ()) -> None:
         self._tokenizer, self._texts = tokenizer, [text for text in texts if text.strip()]
         self._random = random.Random(seed)
+        lists = {"topic": TOPICS, "sentence": SENTENCES}
+        self._questions = Questions(questions, lists, texts, self._random) if questions else None
         self._around: dict[str | None, tuple[str, str, str]] = {}  # by system prompt; rendering takes a while
         self.chats = tokenizer.has_chat_template
 
-    def conversations(self, count: int, piece_share: float) -> list[Opening]:
-        """Beginnings of a user's turn; among them a share of pieces of text, which have no turns."""
+    def conversations(self, count: int, piece_share: float, question_share: float = 0.0) -> list[Opening]:
+        """Beginnings of a user's turn or whole questions; among them a share of pieces of text, which have no turns."""
         if not self.chats:
             self._need_texts("the target has no chat template")
         share = (piece_share if self._texts else 0.0) if self.chats else 1.0
-        return [self._piece() if self._random.random() < share else self._conversation() for _ in range(count)]
+        return [self._piece() if self._random.random() < share else self._chat(question_share) for _ in range(count)]
 
     def documents(self, count: int, length: int) -> list[Opening]:
         """Long texts of a fifth of `length` to `length` tokens, each with a task that the assistant is about to do."""
@@ -94,6 +115,16 @@ class Openings:
         if not self.chats:
             return [self._piece(length) for _ in range(count)]
         return [self._document(self._random.randint(length // 5, length)) for _ in range(count)]
+
+    def _chat(self, question_share: float) -> Opening:
+        if self._questions is not None and self._random.random() < question_share:
+            return self._question(self._questions)
+        return self._conversation()
+
+    def _question(self, questions: Questions) -> Opening:
+        system = self._random.choice(SYSTEMS) if self._random.random() < ODD else None
+        before, after, *_ = self._between(system)
+        return Opening(tokens=self._tokenizer.encode(before + questions.draw() + after), speaker=ASSISTANT)
 
     def _conversation(self) -> Opening:
         system = None if self._random.random() < 0.5 else self._random.choice(SYSTEMS)

@@ -30,7 +30,8 @@ def training_text(target: Target, section: DataSection, progress: Progress) -> l
 
 def _written(target: Target, section: DataSection, progress: Progress) -> Iterator[Document]:
     began, done, number = time.monotonic(), 0, 0
-    openings = Openings(target.tokenizer, read_texts("data.texts", section.texts), section.seed)
+    questions = [line for text in read_texts("data.questions", section.questions) for line in text.splitlines()]
+    openings = Openings(target.tokenizer, read_texts("data.texts", section.texts), section.seed, questions)
 
     def share() -> float:
         minutes = (time.monotonic() - began) / 60
@@ -47,7 +48,7 @@ def _written(target: Target, section: DataSection, progress: Progress) -> Iterat
 def _round(target: Target, section: DataSection, openings: Openings, number: int) -> Iterator[Written]:
     chats, documents = section.chats, section.documents
     if chats.rows:
-        begun = openings.conversations(chats.rows, chats.piece_share)
+        begun = openings.conversations(chats.rows, chats.piece_share, chats.question_share)
         yield _write(target, section, begun, chats.tokens, 2 * number)
     if documents.rows and number % documents.every == 0:
         begun = openings.documents(documents.rows, documents.context)
