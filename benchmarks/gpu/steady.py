@@ -86,7 +86,7 @@ def main() -> None:
     draw, found = random.Random(3), {"requests": [], "contexts": []}  # type: ignore[var-annotated]
     with LLM(overrides=[*(f"{key}={value}" for key, value in settings.items()), *given.overrides]) as llm:
         runner: Any = llm.engine.executor._runner  # type: ignore[attr-defined]
-        while any(made is not None and made.next for made in (runner._decodes, runner._spread)):
+        while any(made is not None and made.next for made in (runner._decodes, runner._spread, runner._shared)):
             time.sleep(0.2)  # the executor's thread captures
         for batch in (1, 64):
             steady(llm, batch, given.steps, draw)

@@ -18,9 +18,14 @@ _NEWS: Final = 0.1
 
 
 class Alarm:
-    """Follows how long speculation has been off because of what probes found, and what they found."""
+    """Follows how long speculation has been off because of what probes found, and what they found.
 
-    def __init__(self) -> None:
+    Args:
+        worth: how many times their cost drafts must bring for speculation to be turned on.
+    """
+
+    def __init__(self, worth: float = 1.0) -> None:
+        self._worth = worth
         self.ringing = False
         self.rung = 0  # how often it began to
         self.acceptance: float | None = None  # share of draft tokens that are kept; None before any
@@ -44,7 +49,7 @@ class Alarm:
             self._on += 1
             if self.ringing and self._on >= _PATIENCE:
                 self.ringing = False
-                log.info("draft tokens pay again: %.2f of them are kept", self.acceptance)
+                log.info("draft tokens pay again: a share of %.2g is kept", self.acceptance)
             return
         self._off += 1
         if self._off < _PATIENCE or self._failed < _PROBES:
@@ -60,11 +65,11 @@ class Alarm:
             log.warning("the speculator made no usable draft in %d steps; they run without", self._off)
             return
         log.warning(
-            "draft tokens don't pay: %.2f of them are kept lately, and with %d requests at once it takes %.2f or more; "
-            "speculation is held back until they do",
+            "draft tokens don't pay: a share of %.2g is kept lately, and with %d requests at once it takes more than "
+            "%.2g; speculation is held back until they do",
             self.acceptance,
             rows,
-            self.break_even,
+            (self.break_even or 0.0) * self._worth,
         )
 
 

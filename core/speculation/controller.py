@@ -79,7 +79,7 @@ class Controller(Lengths):
     """
 
     def __init__(self, most: int, loss: float, *, resident: bool = False) -> None:
-        self.costs, self.acceptance, self.alarm = StepCosts(), Acceptance(most), Alarm()
+        self.costs, self.acceptance, self.alarm = StepCosts(), Acceptance(most), Alarm(_WORTH)
         self.account, self.scouts = Account(loss), Scouts(resident)
         self.state = State.OFF
         self._most, self._spacing = most, 1 if resident else _SPACING

@@ -76,7 +76,7 @@ def test_the_account_pays_for_losses_and_holds_little() -> None:
 
 def test_the_alarm_rings_once_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    alarm = Alarm()
+    alarm = Alarm(worth=1.5)
     for step in range(150):
         if step % 20 == 0:
             alarm.learn(4, 0, 0.2)
@@ -84,8 +84,8 @@ def test_the_alarm_rings_once_and_ends(caplog: pytest.LogCaptureFixture) -> None
         alarm.step(on=False, rows=1)
         assert alarm.ringing == (step >= 99)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "0.00 of them are kept" in caplog.text
-    assert "0.20 or more" in caplog.text
+    assert "a share of 0 is kept" in caplog.text
+    assert "more than 0.3;" in caplog.text
     for _ in range(100):
         alarm.learn(4, 3, 0.2)
         alarm.step(on=True, rows=1)
