@@ -102,7 +102,7 @@ class AttentionBatch:
     query_start: Tensor  # int32 [R + 1]
     seq_lens: Tensor  # int32 [R]; tokens in the cache once this step's are stored
     block_tables: Tensor  # int32 [R, P]; page ids in order, rows padded with 0
-    slot_mapping: Tensor  # int64 [T]; page id * page_size + offset
+    slot_mapping: Tensor  # int64 [T]; page id * page_size + offset; -1: not stored (padding of a captured step)
     positions: Tensor  # int64 [T]
     num_decodes: int
     query_lens_host: np.ndarray  # int32 [R]

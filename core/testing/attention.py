@@ -259,6 +259,18 @@ class AttentionConformance(OfferConformance):
         self.play(self.bench(self.shape(packed=True)), SCENARIOS[scenario])
 
     @QUICK
+    @proves("flags:graph_safe")
+    def test_padding_is_no_request(self) -> None:
+        """Rows behind the decodes of a captured step, of length 0 and slot -1, are neither stored nor attended."""
+        if Flag.GRAPH_SAFE not in self.offer.capabilities.flags:
+            pytest.skip(f"{self.offer.name} does not claim to be safe for graphs")
+        bench = self.bench(self.shape())
+        self.play(bench, [{"a": 20, "b": 70}])
+        for padding in (1, 5, 0):
+            got, want = bench.step({"a": 1, "b": 1}, padding=padding)
+            self.close(bench, got.double(), want)
+
+    @QUICK
     @proves("masks:tree")
     @pytest.mark.parametrize("windows", [(None,), (2, None)], ids=str)
     def test_tree(self, windows: tuple[int | None, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -43,9 +44,9 @@ class Bench:
         self.backend, self.shape, self.page_size, self.device, self.pages = backend, shape, page_size, device, pages
         layout = backend.kv_layout()
         dtype = getattr(torch, layout.dtype)
-        self.layers = [
-            tuple(_poisoned((pages, *part), dtype, device) for _, part in layout.parts) for _ in shape.windows
-        ]
+        whole = [tuple(_poisoned((pages + 1, *part), dtype, device) for _, part in layout.parts) for _ in shape.windows]
+        self.layers = [tuple(part[1:] for part in kv) for kv in whole]
+        self._before = [part[0] for kv in whole for part in kv]  # memory in front of the pool, which is nobody's
         self.up = _up(shape)  # of latent rows, where the shape says how wide they are expanded
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(placement)) + 1
         self.free: list[int] = order.tolist()
@@ -65,10 +66,13 @@ class Bench:
         self.history.pop(name, None)
         self.positions.pop(name, None)
 
-    def step(self, new: Mapping[str, int], trees: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    def step(
+        self, new: Mapping[str, int], trees: Mapping[str, Tensor] | None = None, padding: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Append tokens to requests and attend in every layer.
 
-        Decodes are moved to the front as the contract has it; apart from that rows come in the order of `new`.
+        Decodes are moved to the front as the contract has it; apart from that rows come in the order of `new`. Behind
+        a step of decodes alone there may be rows of padding, as in a captured step.
 
         Returns:
             What the backend gave and what the oracle says in float64, both [layers, T, heads, v_head_dim].
@@ -77,16 +81,16 @@ class Bench:
         names = sorted(new, key=lambda name: new[name] != 1 or name in trees)
         for name in names:
             self._grow(name, new[name], trees.get(name))
-        batch = self._batch(names, new, trees)
+        batch = _padded(self._batch(names, new, trees), padding)
         before = [tuple(part.clone() for part in kv) for kv in self.layers]
         plan = self.backend.plan(batch)
-        q, k, v = self._inputs(names, new)
-        got = [self.forward(i, q, k, v, plan) for i in range(len(self.layers))]
+        q, k, v = self._inputs(names, new, padding)
+        got = [self.forward(i, q, k, v, plan)[: len(q) - padding] for i in range(len(self.layers))]
         for out in got:
             assert out.dtype == q.dtype, f"the output is {out.dtype}, the queries are {q.dtype}"
             assert self.up or out.is_contiguous(), "the output is not contiguous"
         for old, kv in zip(before, self.layers, strict=True):
-            self._check_canaries(old, kv, batch.slot_mapping)
+            self._check_canaries(old, kv, batch.slot_mapping[: len(q) - padding])
         width = self.shape.expanded[1] if self.shape.expanded else self.shape.v_head_dim
         nothing = torch.empty(0, self.shape.heads, width, dtype=torch.float64)
         want = [
@@ -156,12 +160,13 @@ class Bench:
             tree_masks={names.index(n): tree.to(device) for n, tree in trees.items()} or None,
         )
 
-    def _inputs(self, names: list[str], new: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _inputs(self, names: list[str], new: Mapping[str, int], padding: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Views into one merged projection, as models hand them over: strided rows, dense last axis."""
         shape, counts = self.shape, [new[n] for n in names]
         sizes = (shape.heads, self._query_width), (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
         nothing = [torch.empty(0, *size, dtype=getattr(torch, shape.dtype)) for size in sizes]
         q, k, v = (_ends([self.history[n][i] for n in names], counts, nothing[i]) for i in range(3))
+        q, k, v = (torch.cat((part, torch.ones(padding, *part.shape[1:], dtype=part.dtype))) for part in (q, k, v))
         parts = [q, k] if self.shape.kind is KVKind.MLA else [q, k, v]
         merged = torch.cat([part.flatten(1) for part in parts], dim=1).to(self.device)
         views = torch.split(merged, [part.shape[1] * part.shape[2] for part in parts], dim=1)
@@ -176,6 +181,10 @@ class Bench:
             share = before[0].nbytes // self.page_size
             worst = (changed - given * share).argmax()
             assert changed[worst] <= given[worst] * share, f"page {int(worst)} changed beyond the slots given"
+        for memory in self._before:
+            assert (
+                memory.view(torch.uint8) == _poisoned(memory.shape, memory.dtype, memory.device).view(torch.uint8)
+            ).all(), "memory in front of the pool was written"
 
     def _oracle(self, name: str, count: int, window: int | None, tree: Tensor | None) -> Tensor:
         """Dense attention of the last `count` tokens, float64 [count, heads, v_head_dim]."""
@@ -195,6 +204,29 @@ class Bench:
             where = self.positions[name]
             sees &= where[None, :] > where[-count:, None] - window
         return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+
+def _padded(batch: AttentionBatch, rows: int) -> AttentionBatch:
+    """With so many rows of no request behind a batch of decodes."""
+    if not rows:
+        return batch
+    assert batch.num_decodes == len(batch.query_lens_host), "only decodes are padded"
+
+    def longer(tensor: Tensor, value: int) -> Tensor:
+        return torch.cat((tensor, tensor.new_full((rows, *tensor.shape[1:]), value)))
+
+    ones = np.ones(len(batch.query_lens_host) + rows, dtype=np.int32)
+    return replace(
+        batch,
+        query_start=torch.arange(len(ones) + 1, dtype=torch.int32, device=batch.query_start.device),
+        seq_lens=longer(batch.seq_lens, 0),
+        block_tables=longer(batch.block_tables, 0),
+        slot_mapping=longer(batch.slot_mapping, -1),
+        positions=longer(batch.positions, 0),
+        num_decodes=len(ones),
+        query_lens_host=ones,
+        seq_lens_host=ones * batch.seq_lens_host.max(initial=1),  # the host tells the longest there can be
+    )
 
 
 def _poisoned(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

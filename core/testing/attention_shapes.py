@@ -27,7 +27,7 @@ def gqa(heads: int = 4, kv_heads: int = 2, head_dim: int = 64, **changes: Any) -
 
 def mla(heads: int = 4, head_dim: int = 576, v_head_dim: int = 512, **changes: Any) -> AttentionShape:
     """A shape with one latent row per token."""
-    return gqa(heads, 1, head_dim, kind=KVKind.MLA, v_head_dim=v_head_dim, scale=192**-0.5, **changes)
+    return gqa(heads, 1, head_dim, **{"kind": KVKind.MLA, "v_head_dim": v_head_dim, "scale": 192**-0.5} | changes)
 
 
 def latent(heads: int = 4, head_dim: int = 96, v_head_dim: int = 64, **changes: Any) -> AttentionShape:

@@ -11,12 +11,15 @@ from triton.language.extra import cuda
 
 @triton.jit(do_not_specialize=["row_stride"])
 def store(rows, row_stride, slots, pages, PDL: tl.constexpr):
-    """Program (token): bfloat16 rows [T, 576] to pages [slots, 576]; slots int64 [T]."""
+    """Program (token): bfloat16 rows [T, 576] to pages [slots, 576]; slots int64 [T], below 0 for padding."""
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
-    to = pages + tl.load(slots + token) * 576
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    to = pages + slot * 576
     latent = tl.arange(0, 512)
     rope = 512 + tl.arange(0, 64)
     tl.store(to + latent, tl.load(rows + token * row_stride + latent))
@@ -34,6 +37,8 @@ def store_packed(rows, row_stride, slots, small, scales, ropes, PDL: tl.constexp
         cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    if slot < 0:
+        return
     group = tl.arange(0, 4)
     at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     latent = tl.load(rows + token * row_stride + at).to(tl.float32)

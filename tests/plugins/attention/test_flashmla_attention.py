@@ -57,25 +57,25 @@ def test_only_hopper_is_offered() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_are_stored_as_the_format_says(packed: bool) -> None:
     generator = torch.Generator().manual_seed(3)
-    rows = torch.randn(5, 2, 576, generator=generator).bfloat16().to(DEVICE)[:, 0]  # strided
+    rows = torch.randn(6, 2, 576, generator=generator).bfloat16().to(DEVICE)[:, 0]  # strided; the last is padding
     rows[1, :128] = 0
     rows[2] *= 1e-6
     rows[3] *= 1e3
     form = PackedRows(replace(SHAPE, packed=True))
     rows[:, :512] = form.unpack(form.pack(rows))[:, :512]  # the interpreter doesn't round to 8 bits as a GPU does
-    slots = torch.tensor([130, 3, 64, 0, 191], device=DEVICE)
+    slots = torch.tensor([130, 3, 64, 0, 191, -1], device=DEVICE)
     if packed:
-        pages = torch.zeros(3, 64, 1, 656, dtype=torch.uint8, device=DEVICE)
-        flat = pages.view(-1)
+        guarded = torch.zeros(4, 64, 1, 656, dtype=torch.uint8, device=DEVICE)
+        flat = guarded[1:].view(-1)
         places = [flat.view(dtype) for dtype in (torch.float8_e4m3fn, torch.float32, torch.bfloat16)]
-        store_packed[(5,)](rows, rows.stride(0), slots, *places, PDL=False)
+        store_packed[(6,)](rows, rows.stride(0), slots, *places, PDL=False)
         wanted = form.pack(rows)
     else:
-        pages = torch.zeros(3, 64, 1, 576, dtype=torch.bfloat16, device=DEVICE)
-        store[(5,)](rows, rows.stride(0), slots, pages, PDL=False)
+        guarded = torch.zeros(4, 64, 1, 576, dtype=torch.bfloat16, device=DEVICE)
+        store[(6,)](rows, rows.stride(0), slots, guarded[1:], PDL=False)
         wanted = rows
-    flat = pages.flatten(0, 2)
-    assert torch.equal(flat[slots], wanted)
-    rest = torch.ones(192, dtype=torch.bool, device=DEVICE)
-    rest[slots] = False
+    flat = guarded.flatten(0, 2)
+    assert torch.equal(flat[slots[:5] + 64], wanted[:5])
+    rest = torch.ones(256, dtype=torch.bool, device=DEVICE)
+    rest[slots[:5] + 64] = False
     assert not flat[rest].any()
