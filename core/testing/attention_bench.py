@@ -160,7 +160,9 @@ class Bench:
             tree_masks={names.index(n): tree.to(device) for n, tree in trees.items()} or None,
         )
 
-    def _inputs(self, names: list[str], new: Mapping[str, int], padding: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _inputs(
+        self, names: list[str], new: Mapping[str, int], padding: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Views into one merged projection, as models hand them over: strided rows, dense last axis."""
         shape, counts = self.shape, [new[n] for n in names]
         sizes = (shape.heads, self._query_width), (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
