@@ -79,7 +79,10 @@ class DevicePool(BlockPool):
         )
 
     def _put(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array.copy()).to(self._device)
+        """On the device, without waiting for what its stream has to do before."""
+        if self._device.type != "cuda":
+            return torch.from_numpy(array.copy()).to(self._device)
+        return torch.from_numpy(array.copy()).pin_memory().to(self._device, non_blocking=True)
 
     def cut(self, cuts: Sequence[Cut]) -> Self:
         """See `BlockPool.cut`."""
@@ -124,7 +127,7 @@ class DevicePool(BlockPool):
 
     def _move(self, blocks: NDArray[np.int64] | Blocks, buffer: Tensor | None, mode: int, *, weigh: bool) -> Tensor:
         count, parts = len(blocks), len(self._table)
-        sums = torch.zeros((count, parts), dtype=torch.int64, device=self._device)
+        sums = torch.empty((count, parts), dtype=torch.int64, device=self._device)
         if count == 0:
             return sums
         words = self._table if buffer is None else buffer.view(torch.int64)

@@ -11,11 +11,13 @@ from engine.transport.blocks import Digests
 if TYPE_CHECKING:
     from torch import Tensor
 
-SLICE_BYTES: Final = 2**25
-"""Sent at once. Large, since each send costs about 50 µs before its first byte."""
+SLICE_BYTES: Final = 2**26
+"""Sent at once. A slice takes four turns of the two loops (asked for, gathered and sent, arrived, taken), about a
+millisecond together, whatever its size."""
 
-WINDOW: Final = 3
-"""Slices on their way at once: one is gathered, one sent, one scattered."""
+WINDOW: Final = 8
+"""Slices on their way at once, each with memory of its own at both ends. On one H200 with both ends of `rdma` on it,
+0.54 GB take 9.0 ms; with 3 slices of half the size under way, 16.8 ms."""
 
 
 class LinkLost(Exception):
