@@ -87,14 +87,19 @@ class Report:
     seconds: float  # from the first request sent to the last one ended
 
     def summary(self) -> dict[str, Any]:
-        """Rates, and p50, p90, p99 and mean of each latency in seconds; JSON values only."""
-        good = [s for s in self.samples if not s.error and s.pieces]
+        """Rates, and p50, p90, p99 and mean of each latency in seconds; JSON values only.
+
+        Tokens need not be text (a model of made-up weights says many that its tokenizer doesn't know): a request without
+        any text counts for the rates, and for the latencies that need none.
+        """
+        good = [s for s in self.samples if not s.error and s.output_tokens]
+        said = [s for s in good if s.pieces]
         output = sum(s.output_tokens for s in good)
         prompt = sum(s.prompt_tokens for s in good)
         latencies = {
-            "ttft": [s.ttft for s in good],
-            "itl": [gap for s in good for gap in s.gaps],
-            "tpot": [(s.end - s.pieces[0]) / (s.output_tokens - 1) for s in good if s.output_tokens > 1],
+            "ttft": [s.ttft for s in said],
+            "itl": [gap for s in said for gap in s.gaps],
+            "tpot": [(s.end - s.pieces[0]) / (s.output_tokens - 1) for s in said if s.output_tokens > 1],
             "e2e": [s.end - s.start for s in good],
         }
         return {

@@ -85,6 +85,13 @@ def test_a_summary_by_hand() -> None:
     assert (row["output_tokens_per_second"], row["total_tokens_per_second"]) == (0.75, 2.5)
 
 
+def test_tokens_without_text_are_no_failure() -> None:
+    silent = Sample(10.0, [], 14.0, prompt_tokens=5, output_tokens=8)
+    row = Report(workload(), [silent], 4.0).summary()
+    assert (row["failed"], row["output_tokens_per_second"], row["e2e"]["p50"]) == (0, 2.0, 4.0)
+    assert row["ttft"] is row["itl"] is row["tpot"] is None
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_against_a_server(serving: Any, tmp_path: Path, chat: bool) -> None:
     live = serving(say(list(b"abc")))
