@@ -89,8 +89,8 @@ class Report:
     def summary(self) -> dict[str, Any]:
         """Rates, and p50, p90, p99 and mean of each latency in seconds; JSON values only.
 
-        Tokens need not be text (a model of made-up weights says many that its tokenizer doesn't know): a request without
-        any text counts for the rates, and for the latencies that need none.
+        Tokens need not be text (a model of made-up weights says many that its tokenizer doesn't know): requests without
+        any text count for the rates, and for the latencies that need none.
         """
         good = [s for s in self.samples if not s.error and s.output_tokens]
         said = [s for s in good if s.pieces]
