@@ -27,7 +27,11 @@ from engine.speculation.scouts import Scouts
 log = logging.getLogger(__name__)
 
 _WORTH: Final = 1.25
-"""How much more than their cost drafts must promise for speculation to be turned on; it stays on while they pay."""
+"""How much more than their cost drafts must promise for speculation to be turned on."""
+
+_LEAST: Final = 1.05
+"""Tokens per second, relative to plain steps, that it takes to turn it on and to keep it on: requests that guess badly
+wait for the drafts of the others, so what is gained on average has to be worth that."""
 
 _SPACING: Final = 8
 """Fewest steps from one probe to the next, unless requests have to be watched for it anyhow."""
@@ -113,14 +117,15 @@ class Controller(Lengths):
         choice = self._choose(candidates, rows)
         if self.state is State.PROBING:
             self._promising, self._stretch, self._gain = False, 0, choice.gain
-            if choice.profit < _WORTH * choice.cost or not any(choice.lengths):
+            if choice.profit < _WORTH * choice.cost or choice.gain < _LEAST:
                 self.alarm.probed()
                 self._become(State.OFF, rows, "what the probe brought would not pay for all")
                 return [0] * len(candidates)
             self._become(State.ON, rows, "the probe's draft was kept")
-        elif candidates and not any(choice.lengths):
+        elif candidates and choice.gain < _LEAST:
             self._gain = choice.gain
             self._become(State.OFF, rows, "no draft is expected to pay")
+            return [0] * len(candidates)
         self._gain = choice.gain
         for candidate, length in zip(candidates, choice.lengths, strict=True):
             if not length:
