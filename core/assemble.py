@@ -100,7 +100,7 @@ class _Assembly:
         self.device = torch.device(composition.device.kind)
         self.dtype: torch.dtype = getattr(torch, composition.dtype)
         self.threads = self.config.device.threads or composition.device.cores
-        self.page_size = self.config.kv_cache.page_size
+        self.page_size = composition.page_size
         self.tracer = Tracer(_stamps(self.device))
 
     def build(self) -> Assembled:
@@ -188,6 +188,7 @@ class _Assembly:
             self.composition.device,
             max_running=self.config.scheduler.max_running,
             max_context=self.composition.max_context,
+            page_size=self.page_size,
             beside=speculation.page_bytes(),
         )
 

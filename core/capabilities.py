@@ -120,7 +120,7 @@ def unmet(have: Capabilities, need: Needs) -> list[str]:
         ("device", need.device, frozenset(have.devices)),
         ("dtype", need.dtype, frozenset(have.dtypes)),
         ("KV kind", need.kv_kind, frozenset(have.kv_kinds)),
-        ("page size", need.page_size, frozenset(have.page_sizes)),
+        ("kv_cache.page_size", need.page_size, frozenset(have.page_sizes)),
         ("head size", need.head_dim, frozenset(have.head_dims)),
     ]
     reasons = [

@@ -10,7 +10,7 @@ from typing import Any, Final
 from engine.capabilities import Flag, KVKind, Mask, Needs
 from engine.composition import Composition
 from engine.config.components import Named, named, refuse_orphans
-from engine.config.model import EngineConfig
+from engine.config.model import EngineConfig, KVCacheSection
 from engine.config.origins import Key, Origins
 from engine.device import DeviceProfile
 from engine.errors import CompositionError, PluginError, ResourceError
@@ -25,6 +25,9 @@ _BFLOAT16_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
 _BFLOAT16_CUDA = (8, 0)
 _ELSEWHERE = frozenset({"tool_parsers", "reasoning_parsers", "rate_limits"})
 """Extension points whose components the HTTP process chooses; they are no part of a composition."""
+
+PAGE_SIZE: Final = 16
+"""Tokens, where neither the configuration nor the attention backend asks for another number."""
 
 ROLES: Final[Mapping[str, frozenset[Flag]]] = {
     "producer": frozenset({Flag.PRODUCER}),
@@ -117,15 +120,16 @@ def compose(
     profile, dtype = found.profile, found.dtype
     base = Needs(device=device.kind, compute_capability=device.compute_capability)
     max_context = _max_context(config, profile, known)
-    needs = _kv_needs(config, profile, replace(base, dtype=dtype))
-    packed = config.kv_cache.dtype == "fp8"
+    kv = replace(base, dtype=dtype, kv_kind=profile.kv_kind, head_dim=profile.head_dim)
     stored = stored_formats(found.loader, path)
+    attention = selector.choose(parts["attention",], _attention_needs(kv, config.kv_cache, profile))
+    page_size = config.kv_cache.page_size or _page_size(attention.core)
 
     choices = {
         "loader": found.loader,
         "model": found.model,
-        "attention": selector.choose(parts["attention",], _attention_needs(needs, profile, packed)),
-        "kv_cache": selector.choose(parts["kv_cache",], replace(base, page_size=config.kv_cache.page_size)),
+        "attention": attention,
+        "kv_cache": selector.choose(parts["kv_cache",], replace(base, page_size=page_size)),
         "quantization": choose_quantization(selector, parts["quantization",], replace(base, dtype=dtype), stored),
         "executor": selector.choose(parts["executor",], base),
         "scheduler": selector.choose(parts["scheduler",], base),
@@ -143,10 +147,11 @@ def compose(
         profile=profile,
         dtype=dtype,
         max_context=max_context,
+        page_size=page_size,
         stored=stored,
         choices=choices,
         connectors=tuple(
-            selector.choose(parts["kv_connectors", i], replace(needs, flags=ROLES[section.role]))
+            selector.choose(parts["kv_connectors", i], replace(kv, page_size=page_size, flags=ROLES[section.role]))
             for i, section in enumerate(config.kv_connectors)
         ),
         observers=tuple(selector.choose(parts["observers", i], base) for i in range(len(config.observers))),
@@ -213,17 +218,23 @@ def _choose_model(
     return choice, offer.profile(model_config)
 
 
-def _kv_needs(config: EngineConfig, profile: ModelProfile, base: Needs) -> Needs:
-    """What whoever touches the stored KV must cope with."""
-    return replace(base, kv_kind=profile.kv_kind, page_size=config.kv_cache.page_size, head_dim=profile.head_dim)
+def _page_size(attention: Offer[Any]) -> int:
+    """The usual one, or the smallest that the backend knows."""
+    sizes = attention.capabilities.page_sizes
+    return PAGE_SIZE if not sizes or PAGE_SIZE in sizes else min(sizes)
 
 
-def _attention_needs(needs: Needs, profile: ModelProfile, packed: bool) -> Needs:
+def _attention_needs(needs: Needs, section: KVCacheSection, profile: ModelProfile) -> Needs:
     windowed = {Mask.SLIDING_WINDOW} if any(window is not None for window in profile.windows) else set()
     softcap = {Flag.SOFTCAP} if profile.softcap is not None else set()
     form = Flag.PACKED_ROWS if profile.kv_kind is KVKind.MLA else Flag.PACKED_HEADS
-    in_8_bits = {form} if packed else set()
-    return replace(needs, masks=frozenset({Mask.CAUSAL} | windowed), flags=frozenset(softcap | in_8_bits))
+    in_8_bits = {form} if section.dtype == "fp8" else set()
+    return replace(
+        needs,
+        page_size=section.page_size,
+        masks=frozenset({Mask.CAUSAL} | windowed),
+        flags=frozenset(softcap | in_8_bits),
+    )
 
 
 def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) -> int:
@@ -237,4 +248,4 @@ def _max_context(config: EngineConfig, profile: ModelProfile, origins: Origins) 
     return asked
 
 
-__all__ = ["ROLES", "ReadModel", "compose", "find_files", "read_model", "resolve_source"]
+__all__ = ["PAGE_SIZE", "ROLES", "ReadModel", "compose", "find_files", "read_model", "resolve_source"]

@@ -56,6 +56,7 @@ class Composition:
     profile: ModelProfile
     dtype: str  # of weights and activations: "float32", "bfloat16" or "float16"
     max_context: int  # tokens a request may have, prompt and output
+    page_size: int  # tokens
     choices: Mapping[str, Choice[Any]]
     stored: Mapping[str, int] = field(default_factory=dict)  # weights of the file's matrices, by format
     connectors: tuple[Choice[Any], ...] = ()

@@ -46,11 +46,12 @@ def count_pages(
     *,
     max_running: int,
     max_context: int,
+    page_size: int,
     beside: float = 0.0,
 ) -> int:
     """Pages of the pool: as the YAML says, or else for `max_running` full contexts within a quarter of the memory.
 
-    `beside` are bytes that a page takes elsewhere, for the KV of a speculator.
+    A page is of `page_size` tokens; `beside` are bytes that it takes elsewhere, for the KV of a speculator.
 
     Raises:
         ResourceError: the pool would not fit, or would hold no page.
@@ -62,7 +63,7 @@ def count_pages(
         pages = int(section.memory // page)
     else:
         most = device.memory_bytes // 4 if device.kind != "cpu" else min(device.memory_bytes // 4, _CPU_DEFAULT)
-        pages = min(max_running * -(-max_context // section.page_size), int(most // page))
+        pages = min(max_running * -(-max_context // page_size), int(most // page))
     if pages * page > device.memory_bytes:
         raise ResourceError(
             f"the KV pool of {pages} pages takes {pages * page / 2**20:,.0f} MiB, but {device.name} has "

@@ -86,7 +86,9 @@ class KVCacheSection(Component):
     """Which KV cache, and how much memory it gets."""
 
     use: str = Field(default="radix", description="Name of an installed KV cache.")
-    page_size: int = Field(default=16, gt=0, le=1024, description="Tokens per page.")
+    page_size: int | None = Field(
+        default=None, gt=0, le=1024, description="Tokens per page; if unset, 16 or what the attention backend needs."
+    )
     dtype: Literal["auto", "fp8"] = Field(
         default="auto",
         description="What elements are kept in: the model's dtype, or 8 bits (but for the rotary part of latent rows).",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.capabilities import Flag
-from engine.compose import ReadModel, compose, read_model
+from engine.compose import PAGE_SIZE, ReadModel, compose, read_model
 from engine.composition import Composition
 from engine.config.model import EngineConfig
 from engine.config.origins import Origins
@@ -90,7 +90,7 @@ def make_plan(
     groups = _groups(model, composition)
     weight_bytes = sum(g.bytes for g in groups) or model.profile.parameters * ITEMSIZE[model.dtype]
     form = own_form(model.profile, ITEMSIZE[model.dtype] if config.kv_cache.dtype == "fp8" else None)
-    pool = _pool(config, model, form, device, asked, weight_bytes, blocked)
+    pool = _pool(config, model, form, composition, device, asked, weight_bytes, blocked)
     as_stored = _as_stored(model)
 
     divided = partial(
@@ -158,6 +158,7 @@ def _pool(
     config: EngineConfig,
     model: ReadModel,
     form: KVForm,
+    composition: Composition | None,
     device: DeviceProfile,
     context: int,
     weights: int,
@@ -166,7 +167,8 @@ def _pool(
     """Counted as the engine counts it, for pages that hold nothing but the model's elements."""
     from engine.kv_memory import count_pages, pool_bytes
 
-    profile, size = model.profile, config.kv_cache.page_size
+    profile = model.profile
+    size = (composition.page_size if composition else config.kv_cache.page_size) or PAGE_SIZE
     token = form.bytes_per_token(profile.layers, ITEMSIZE[model.dtype])
     layout = KVLayout(parts=(("kv", (size, token // profile.layers)),), dtype="uint8")
     try:
@@ -177,6 +179,7 @@ def _pool(
             device,
             max_running=config.scheduler.max_running,
             max_context=min(config.model.max_context or profile.max_context, profile.max_context),
+            page_size=size,
         )
     except ResourceError as error:
         blocked.append(str(error))

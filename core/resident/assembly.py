@@ -58,7 +58,7 @@ def plan_speculation(composition: Composition, registry: Registry, backend: Atte
     Raises:
         EngineError: it can't be built, or can't draft for this model.
     """
-    section, size = composition.config, composition.config.kv_cache.page_size
+    section, size = composition.config, composition.page_size
     masks = composition.choices["attention"].core.capabilities.masks
     trees = Mask.TREE in masks and _moves(backend, (), size) is not None
     if (choice := composition.choices.get("speculator")) is None:
@@ -120,7 +120,7 @@ def draft_attention(
         ValueError: it refuses the shape.
         CompositionError: no installed backend fits.
     """
-    device, page_size = composition.device, composition.config.kv_cache.page_size
+    device, page_size = composition.device, composition.page_size
     masks = {Mask.CAUSAL} | ({Mask.SLIDING_WINDOW} if any(shape.windows) else set())
     needs = Needs(
         device=device.kind,

@@ -188,9 +188,9 @@ def test_auto_takes_the_highest_rank_that_fits_and_says_why_not_the_others(files
 def test_a_named_component_that_does_not_fit_is_an_error_with_every_reason(files: Path) -> None:
     narrow = Capabilities(devices=frozenset({"cuda"}), page_sizes=frozenset({64}), dtypes=frozenset({"bfloat16"}))
     plugins = registry(attention_backends=[part("flash", capabilities=narrow), part("plain", capabilities=ATTENTION)])
-    assert refused(plugins, files, "attention=flash") == (
+    assert refused(plugins, files, "attention=flash", "kv_cache.page_size=16") == (
         "--set attention: attention: the attention backend 'flash' can't be used here: "
-        "device cpu is not among cuda; dtype float32 is not among bfloat16; page size 16 is not among 64; "
+        "device cpu is not among cuda; dtype float32 is not among bfloat16; kv_cache.page_size 16 is not among 64; "
         "lacks the causal mask"
     )
 

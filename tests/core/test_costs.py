@@ -77,6 +77,7 @@ def composition(device: DeviceProfile = GPU, dtype: str = "bfloat16") -> Composi
         profile=PROFILE,
         dtype=dtype,
         max_context=1000,
+        page_size=16,
         choices={"model": cast("Any", SimpleNamespace(offer=model(None)))},
     )
 

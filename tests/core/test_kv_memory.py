@@ -22,7 +22,8 @@ def device(memory: int, kind: str = "cpu") -> DeviceProfile:
 
 def pages(free: int, running: int = 4, context: int = 64, kind: str = "cpu", **section: int) -> int:
     chosen = KVCacheSection(**section)  # type: ignore[arg-type]
-    return count_pages(chosen, LAYOUT, LAYERS, device(free, kind), max_running=running, max_context=context)
+    most = {"max_running": running, "max_context": context}
+    return count_pages(chosen, LAYOUT, LAYERS, device(free, kind), page_size=16, **most)
 
 
 def test_the_default_is_what_the_running_requests_can_need() -> None:

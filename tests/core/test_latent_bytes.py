@@ -46,6 +46,27 @@ def test_eight_times_as_many_contexts_as_expanded_ones() -> None:
     assert packed.pool.requests > 1.7 * plan.pool.requests
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        (["attention=reference"], 16),
+        (["attention=flashmla"], 64),
+        (["attention=flashmla", "kv_cache.page_size=64"], 64),
+        (["attention=reference", "kv_cache.page_size=64"], 64),
+    ],
+)
+def test_an_unset_page_size_follows_the_attention_backend(settings: list[str], size: int) -> None:
+    plan = planned("deepseek-v2-lite", *settings)
+    assert not plan.blocked
+    assert plan.pool is not None
+    assert plan.pool.page_size == size
+
+
+def test_a_page_size_that_the_backend_does_not_know_is_refused() -> None:
+    plan = planned("deepseek-v2-lite", "attention=flashmla", "kv_cache.page_size=32")
+    assert plan.blocked[0].endswith("'flashmla' can't be used here: kv_cache.page_size 32 is not among 64")
+
+
 def test_heads_in_8_bits_take_a_byte_each_for_their_scales() -> None:
     plan = planned("qwen2.5-7b", "kv_cache.dtype=fp8")
     assert not plan.blocked

@@ -189,7 +189,7 @@ def test_check_says_ok_or_what_is_wrong(tmp_path: Path) -> None:
 def test_config_explain_shows_values_and_origins() -> None:
     lines = engine("config", "explain", "--set", "kv_cache.pages=7").output.splitlines()
     assert [re.split(r"  +", line) for line in lines if line.startswith("kv_cache.p")] == [
-        ["kv_cache.page_size", "16", "default"],
+        ["kv_cache.page_size", "unset", "default"],
         ["kv_cache.pages", "7", "--set kv_cache.pages"],
     ]
     rows = json.loads(engine("config", "explain", "--json").output)
@@ -199,7 +199,7 @@ def test_config_explain_shows_values_and_origins() -> None:
 def test_schema_and_reference_know_what_is_installed() -> None:
     schema = json.loads(engine("config", "schema").output)
     assert "radix" in schema["properties"]["kv_cache"]["anyOf"][0]["enum"]
-    assert "| `kv_cache.page_size` | whole number | `16` |" in engine("config", "reference").output
+    assert "| `kv_cache.page_size` | whole number | unset |" in engine("config", "reference").output
 
 
 @pytest.mark.usefixtures("installed")

@@ -57,7 +57,7 @@ class Target:
     def __init__(self, composition: Composition) -> None:
         self.composition, self.profile = composition, composition.profile
         self.device = torch.device(composition.device.kind)
-        self.page_size = composition.config.kv_cache.page_size
+        self.page_size = composition.page_size
         self.backend: AttentionBackend = composition.choices["attention"].build(
             shape=AttentionShape.of(composition.profile, composition.dtype),
             page_size=self.page_size,
