@@ -57,6 +57,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 LENGTHS = (1, 5, 63, 64, 65, 200, 777, 1500)
 TOKENS = 32
 MARGIN = 0.15
+MODES: tuple[list[str], ...] = (
+    [],
+    ["device.cuda_graphs=false"],
+    ["kv_cache.use=paged", "scheduler.token_budget=256"],
+)
 
 Case = tuple[list[int], list[int], list[float]]  # prompt, greedy tokens, lead of each over the second likeliest
 
@@ -75,7 +80,7 @@ def main() -> int:
             cases = make(name, folder)
             for backend in given.backends.split(","):
                 for dtype in ("float32", "bfloat16") if backend == "triton" else ("bfloat16",):
-                    for more in ([], ["device.cuda_graphs=false"], ["kv_cache=paged", "scheduler.token_budget=256"]):
+                    for more in MODES:
                         settings = [f"attention={backend}", f"model.dtype={dtype}", *more]
                         wrong += compare(folder, cases, settings, [int(b) for b in given.batches.split(",")])
     return 1 if wrong else 0
@@ -107,7 +112,6 @@ def answered(model: torch.nn.Module, prompt: Sequence[int]) -> Case:
 def compare(folder: Path, cases: Sequence[Case], settings: Sequence[str], batches: Sequence[int]) -> int:
     """How many answers differ where they must not."""
     base = [f"model.source=path:{folder}", "device.kind=cuda", "kv_cache.memory=2GiB", "grammar=none"]
-    base.append("kv_cache.page_size=64")  # the one that flashmla knows
     exact, wrong = "model.dtype=float32" in settings, 0
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     with LLM(overrides=[*base, *settings]) as llm:
