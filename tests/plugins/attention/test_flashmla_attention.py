@@ -32,6 +32,15 @@ class TestFlashMLA(AttentionConformance):
 
 
 @pytest.mark.parametrize(
+    "changes", [{"scale": 2.0}, {"scale": 1.0, "softcap": 3.0}, {"packed": True}, {"windows": (None, 3)}], ids=str
+)
+def test_the_suite_shapes_latent_rows_as_it_is_asked(changes: dict[str, object]) -> None:
+    shape = TestFlashMLA().shape(**changes)
+    assert {name: getattr(shape, name) for name in changes} == changes
+    assert (shape.head_dim, shape.v_head_dim, shape.dtype) == (576, 512, "bfloat16")
+
+
+@pytest.mark.parametrize(
     ("shape", "page_size", "said"),
     [
         (gqa(dtype="bfloat16"), 64, "not gqa"),
