@@ -73,8 +73,8 @@ class DataSection(Options):
     )
     questions: list[str] = Field(
         default=[],
-        description="Glob patterns of files of questions that the target answers: on each line a pattern with alternatives in "
-        "brackets.",
+        description="Glob patterns of files of questions that the target answers: on each line a pattern with "
+        "alternatives in brackets.",
     )
     tokens: Count = Field(default=200_000, description="Tokens that the target writes.")
     minutes: float | None = Field(default=None, gt=0, description="Stop writing after so long.")
