@@ -12,7 +12,7 @@ import msgspec
 from engine.structured import Structured
 
 
-class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a request says about drafts, which change its speed but never its text."""
 
     method: str | None = None  # `none`, or the name of the engine's speculator; None: as the engine does

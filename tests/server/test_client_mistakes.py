@@ -131,6 +131,7 @@ def refused(live: Any, path: str, body: dict[str, Any], field: str | None = None
         {"speculation": "none"},
         {"speculation": {"method": 1}},
         {"speculation": {"max_tokens": -1}},
+        {"speculation": {"tokens": 2}},
         {"speculation": {"max_tokens": 10**30}},
         {"bad_words": ["x"] * 129},
         {"bad_words": "x"},

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 
 from engine.errors import ConfigError
 from engine.plugin import KVKind
@@ -51,3 +52,10 @@ def test_what_would_end_a_run_late_is_refused_at_once(
     checked()
     with pytest.raises(ConfigError, match=words):
         checked(**tree)
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "a/b", "", ".hidden"])
+def test_a_head_is_named_by_a_folder_of_the_output(name: str) -> None:
+    with pytest.raises(ValidationError, match="should match pattern"):
+        checked(heads={name: {}})
+    checked(heads={"smollm2-135m.v2": {}})

@@ -136,7 +136,9 @@ class TrainConfig(Options):
         description="Layers of the target whose incoming states the heads see; if unset the third, the middle one and "
         "the third from the end.",
     )
-    heads: dict[str, HeadSection] = Field(min_length=1, description="Heads by name.")
+    heads: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], HeadSection] = Field(
+        min_length=1, description="Heads by name, which is that of their folder in `output`."
+    )
     data: DataSection = Field(default=DataSection(), description="The text.")
     training: ScheduleSection = Field(default=ScheduleSection(), description="The schedule.")
     evaluation: EvaluationSection = Field(default=EvaluationSection(), description="The measure.")
