@@ -34,6 +34,9 @@ class BlockPool(ABC):
     per_page: int
     """Blocks in a page."""
 
+    swiftness: int = 1
+    """How many times as fast as a core of a CPU digests are made."""
+
     @property
     @abstractmethod
     def widths(self) -> list[int]:

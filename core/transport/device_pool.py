@@ -1,4 +1,7 @@
-"""Pages in the memory of a device: gathered, scattered and digested there, on whatever stream is current.
+"""Pages in the memory of a device: gathered and scattered there on whatever stream is current, so beside the engine's.
+
+Nothing here waits for what the engine has to do: digests of pages that move come to the host on the stream that moves
+them, those of pages that stay are made on a stream of their own.
 
 Digests equal those of `Grid` over the same bytes. A run of a block (its tokens of one head, say) must be a multiple of
 8 bytes.
@@ -7,6 +10,7 @@ Digests equal those of `Grid` over the same bytes. A run of a block (its tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -27,6 +31,8 @@ LANES: Final = 1024
 class DevicePool(BlockPool):
     """See the module."""
 
+    swiftness = 64
+
     def __init__(self, parts: Sequence[Tensor], cuts: Sequence[Cut] | None = None) -> None:
         """`parts`: uint8 [num_pages, bytes] each, layer by layer; rows are dense, but may be apart.
 
@@ -41,9 +47,14 @@ class DevicePool(BlockPool):
             run = part.shape[1] // (cut.outer * cut.per_page)
             if run % WORD or part.stride(0) % WORD or part.data_ptr() % WORD:
                 raise ValueError(f"a run of {run} bytes in a page of {part.shape[1]} is no multiple of {WORD}")
-        self._counts = [width // WORD for width in self.widths]
-        self._table = self._put(self._rows())
-        self._weights = self._put(np.concatenate(word_weights(self._counts)).view(np.int64))
+        self._widths = [part.shape[1] // cut.per_page for part, cut in zip(self._parts, self._cuts, strict=True)]
+        self._counts = [width // WORD for width in self._widths]
+        self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._aside):
+            self._table = self._put(self._rows())
+            self._weights = self._put(np.concatenate(word_weights(self._counts)).view(np.int64))
+        if self._aside is not None:
+            self._aside.synchronize()  # other streams read them from now on
 
     @classmethod
     def of_pool(cls, pool: Sequence[tuple[Tensor, ...]]) -> DevicePool:
@@ -91,7 +102,7 @@ class DevicePool(BlockPool):
     @property
     def widths(self) -> list[int]:
         """See `BlockPool.widths`."""
-        return [part.shape[1] // cut.per_page for part, cut in zip(self._parts, self._cuts, strict=True)]
+        return self._widths
 
     @property
     def num_pages(self) -> int:
@@ -103,25 +114,34 @@ class DevicePool(BlockPool):
         return [(part.data_ptr(), part.stride(0)) for part in self._parts]
 
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
-        """See `BlockPool.digests`; waits for the device."""
-        sums = self._move(np.asarray(blocks, np.int64), None, LOOK, weigh=True)
-        return _read(sums, np.ones(len(blocks), np.bool_))
+        """See `BlockPool.digests`; waits for this alone."""
+        with torch.cuda.stream(self._aside):
+            sums = self._move(np.asarray(blocks, np.int64), None, LOOK, weigh=True)
+            return self._bring(sums, np.ones(len(blocks), np.bool_))()
 
     def gather(self, blocks: Blocks, into: Tensor) -> None:
         """See `BlockPool.gather`."""
         self._move(blocks, into, GATHER, weigh=False)
 
     def scatter(self, blocks: Blocks, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
-        """See `BlockPool.scatter`."""
-        sums = self._move(blocks, source, SCATTER, weigh=bool(chosen.any()))
-        done = torch.cuda.Event() if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if done is not None:
-            done.record()
+        """See `BlockPool.scatter`. Once the current stream has come past this, the digests are on the host."""
+        return self._bring(self._move(blocks, source, SCATTER, weigh=bool(chosen.any())), chosen)
+
+    def _bring(self, sums: Tensor, chosen: NDArray[np.bool_]) -> Digests:
+        """The digests of the chosen blocks, as numbers without a sign, on their way on the current stream."""
+        if not chosen.any():
+            return list
+        totals = sums.sum(1)
+        if self._device.type != "cuda":
+            return partial(_read, totals, chosen)
+        here = torch.empty(len(totals), dtype=torch.int64, pin_memory=True)
+        here.copy_(totals, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
 
         def digests() -> list[int]:
-            if done is not None:
-                done.synchronize()
-            return _read(sums, chosen)
+            done.synchronize()
+            return _read(here, chosen)
 
         return digests
 
@@ -140,12 +160,9 @@ class DevicePool(BlockPool):
         return sums
 
 
-def _read(sums: Tensor, chosen: NDArray[np.bool_]) -> list[int]:
-    """The digests of the chosen blocks, as numbers without a sign."""
-    if not chosen.any():
-        return []
-    found = sums.sum(1).cpu().numpy().view(np.uint64)[chosen]
-    return [int(digest) for digest in found]
+def _read(totals: Tensor, chosen: NDArray[np.bool_]) -> list[int]:
+    found: list[int] = totals.numpy().view(np.uint64)[chosen].tolist()
+    return found
 
 
 __all__ = ["DevicePool"]

@@ -12,7 +12,7 @@ from typing import Final
 from engine.transport.blocks import BlockPool
 
 DIGEST_BYTES: Final = 2**25
-"""Digested in one turn of the loop (about 6 ms), so that a long publication delays no answer for long."""
+"""Digested by a core of a CPU in one turn of the loop (about 6 ms), so that a long publication delays no answer long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class Publications:
 
     def __init__(self, grid: BlockPool) -> None:
         self._grid = grid
-        self._slice = max(1, DIGEST_BYTES // grid.block_bytes)
+        self._slice = max(1, DIGEST_BYTES * grid.swiftness // grid.block_bytes)
         self.lock = threading.Lock()
         """Over the tables and the flags of publications."""
         self._by_id: dict[str, Publication] = {}

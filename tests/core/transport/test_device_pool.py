@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +48,28 @@ def test_equals_the_grid_in_host_memory() -> None:
         [sys.executable, "-c", SAME], env={"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == "same", done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_digests_do_not_wait_for_the_engines_stream() -> None:
+    from engine.transport.device_pool import DevicePool
+
+    pool = DevicePool.of_pool([(torch.arange(8 * 1024, device="cuda").view(8, 1024),)])
+    source = torch.arange(2048, device="cuda").view(torch.uint8)
+    everything, copies = np.ones(2, np.bool_), torch.cuda.Stream()
+
+    def move() -> tuple[list[int], list[int]]:
+        with torch.cuda.stream(copies):
+            written = pool.scatter(np.array([3, 5]), source, everything)()
+        return written, pool.digests([3, 5])
+
+    move()  # compiles
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2**31)  # about a second
+    written, found = move()
+    assert not torch.cuda.current_stream().query(), "the engine's stream was waited for"
+    assert written == found
+    torch.cuda.synchronize()
 
 
 def test_runs_that_are_no_words_are_refused() -> None:
