@@ -1,5 +1,5 @@
-"""Blocks over a link: the consumer asks for slices over the fetch's own connection and posts a receive for each; the
-producer sends them in the order of their numbers.
+"""Blocks over a link: the consumer asks for slices over the fetch's own connection, for as many at once as it has room
+for, and posts a receive for each; the producer sends them in the order of their numbers.
 
 A link is made for a pair of engines when the first fetch needs it, and serves all fetches of the pair. Slices arrive in
 memory of their own, so that one that can't be called back never writes to pages that were given up. Whatever makes no
@@ -8,8 +8,8 @@ progress within `peer_timeout` takes the link with it, and the next fetch makes 
 
 from __future__ import annotations
 
-import heapq
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +38,11 @@ MAX_LINKS: Final = 16
 PAUSE: Final = 0.0001
 """Seconds between two looks at what is under way."""
 
+BRISK: Final = 0.00002
+EAGER: Final = 0.003
+"""The pause for so many seconds after something moved. Sleeps, however short, since a thread that only looks again and
+again would keep the interpreter from the engine's thread."""
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -48,45 +53,66 @@ class Producer(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Send blocks `first, …` of the fetch of this connection as slice `sequence` of the link."""
+    """Send blocks `first, …` of the fetch of this connection in slices of `size` blocks, the last of what is left, as
+    slices `sequence, …` of the link."""
 
     link: str
     invitation: bytes
     sequence: Count
     first: Count
     count: Annotated[int, msgspec.Meta(gt=0)]
+    size: Annotated[int, msgspec.Meta(gt=0)]
+
+    def slices(self) -> list[tuple[int, int]]:
+        """First block and end of each."""
+        end = self.first + self.count
+        return [(at, min(at + self.size, end)) for at in range(self.first, end, self.size)]
 
 
 PRODUCER: Final = msgspec.msgpack.Decoder(Producer)
 BEGIN: Final = msgspec.msgpack.Decoder(Begin)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Line:
     """A link, and for how long it has been waiting for the other end."""
 
     link: Link
     name: str
+    patience: float  # seconds
     invitation: bytes = b""
     sequence: int = 0  # of the next slice
-    queue: list[tuple[int, Begin, Channel]] = field(default_factory=list)  # at the producer, a heap
+    queue: dict[int, tuple[Channel, BlockPool, Blocks]] = field(default_factory=dict)  # at the producer, by sequence
     waiting_since: float | None = None
+    stirred: float = 0.0  # when something moved
     lost: str = ""
 
-    def pump(self, now: float, patience: float) -> bool:
+    def pump(self) -> bool:
         """Move on; closes the link when it is of no use. Returns whether something is under way."""
+        if self.lost:
+            return False
+        now = time.monotonic()
         try:
             busy = self.link.pump() or bool(self.queue)
             if not busy:
                 self.waiting_since = None
             elif self.waiting_since is None:
                 self.waiting_since = now
-            elif now - self.waiting_since > patience:
-                raise LinkLost(f"the other end did not go on within {patience:g} s")
+            elif now - self.waiting_since > self.patience:
+                raise LinkLost(f"the other end did not go on within {self.patience:g} s")
         except LinkLost as error:
             self.close(str(error))
             return False
         return busy
+
+    def stir(self) -> None:
+        """Something moved."""
+        self.waiting_since, self.stirred = None, time.monotonic()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return BRISK if time.monotonic() - self.stirred < EAGER else PAUSE
 
     def close(self, reason: str) -> None:
         """Of no use any more."""
@@ -102,6 +128,8 @@ class LinkTransport(NetworkTransport[BlockPool]):
         name: of the connector.
         links: makes links, given the device of the pool and the bytes of a block.
     """
+
+    keeps = True
 
     def __init__(
         self,
@@ -145,52 +173,58 @@ class LinkTransport(NetworkTransport[BlockPool]):
             asked = BEGIN.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"the consumer sent a malformed word: {error}") from error
-        grid, blocks = self._granted.get(channel, (None, ()))
-        if grid is None or asked.first + asked.count > len(blocks):
+        granted = self._granted.get(channel)
+        if granted is None or asked.first + asked.count > len(granted[1]):
             raise ProtocolError("the consumer asked for blocks that it wasn't granted")
-        if asked.count * grid.block_bytes > max(SLICE_BYTES, grid.block_bytes):
-            raise ProtocolError(f"the consumer asked for a slice of {asked.count * grid.block_bytes} bytes")
+        grid, blocks = granted
+        if min(asked.size, asked.count) * grid.block_bytes > max(SLICE_BYTES, grid.block_bytes):
+            raise ProtocolError(f"the consumer asked for slices of {asked.size * grid.block_bytes} bytes")
         line = self._serving.get(asked.link) or self._answer(asked)
-        if not line.sequence <= asked.sequence < line.sequence + 2 * WINDOW:
-            raise ProtocolError(f"the consumer asked for slice {asked.sequence}, the next is {line.sequence}")
-        heapq.heappush(line.queue, (asked.sequence, asked, channel))
+        slices = asked.slices()
+        places = range(asked.sequence, asked.sequence + len(slices))
+        if places.start < line.sequence or places.stop > line.sequence + 2 * WINDOW or line.queue.keys() & set(places):
+            raise ProtocolError(f"the consumer asked for slices {places.start} to {places.stop}, after {line.sequence}")
+        for place, (first, end) in zip(places, slices, strict=True):
+            line.queue[place] = channel, grid, blocks[first:end]
 
     def _answer(self, asked: Begin) -> Line:
         assert self._links is not None, "attach comes first"
         if len(self._serving) >= MAX_LINKS:
             raise ProtocolError(f"{MAX_LINKS} links are open already")
         try:
-            line = Line(self._links.join(asked.invitation, invited=True), asked.link)
+            link = self._links.join(asked.invitation, invited=True)
         except LinkLost as error:
             raise ProtocolError(str(error)) from error
-        self._serving[asked.link] = line
+        line = self._serving[asked.link] = Line(link=link, name=asked.link, patience=self._patience)
         return line
 
     def producer_turn(self, now: float) -> float | None:
         """See `Transport.producer_turn`: send what is next in order."""
-        busy = False
+        pauses = []
         for line in list(self._serving.values()):
-            while line.queue and line.queue[0][0] == line.sequence and line.link.room and not line.lost:
-                self._send(line, *heapq.heappop(line.queue)[1:])
-            busy |= line.pump(now, self._patience)
+            busy = line.pump()
+            while line.sequence in line.queue and not line.lost and line.link.room:
+                self._send(line, *line.queue.pop(line.sequence))
+                busy = line.pump()  # so that one slice is on its way while the next is gathered
+            if busy:
+                pauses.append(line.pause)
             if line.lost:
                 del self._serving[line.name]
-        return now + PAUSE if busy else None
+        return time.monotonic() + min(pauses) if pauses else None
 
-    def _send(self, line: Line, asked: Begin, channel: Channel) -> None:
+    @staticmethod
+    def _send(line: Line, channel: Channel, grid: BlockPool, blocks: Blocks) -> None:
         """One slice; of a fetch that has ended meanwhile only its length, so that those after it keep their places."""
-        grid, blocks = self._granted[channel]
-        part = blocks[asked.first : asked.first + asked.count]
 
         def fill(buffer: Tensor) -> None:
             if channel.fileno() >= 0:
-                grid.gather(part, buffer)
+                grid.gather(blocks, buffer)
             else:
                 buffer.zero_()
 
-        line.link.send(fill, asked.count * grid.block_bytes)
+        line.link.send(fill, len(blocks) * grid.block_bytes)
         line.sequence += 1
-        line.waiting_since = None
+        line.stir()
 
     # The consumer's end
 
@@ -210,17 +244,20 @@ class LinkTransport(NetworkTransport[BlockPool]):
                 raise ValueError(f"{MAX_LINKS} links are open already")
             invitation = self._links.invite()
             link = self._links.join(invitation, invited=False)
-            self._calling[producer] = Line(link, secrets.token_hex(16), invitation)
+            self._calling[producer] = Line(
+                link=link, name=secrets.token_hex(16), patience=self._patience, invitation=invitation
+            )
         return self._calling[producer]
 
     def consumer_turn(self, now: float) -> float | None:
         """See `Transport.consumer_turn`."""
-        busy = False
+        pauses = []
         for producer, line in list(self._calling.items()):
-            busy |= line.pump(now, self._patience)
+            if line.pump():
+                pauses.append(line.pause)
             if line.lost:
                 del self._calling[producer]
-        return now + PAUSE if busy else None
+        return time.monotonic() + min(pauses) if pauses else None
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -234,45 +271,50 @@ class LinkTransport(NetworkTransport[BlockPool]):
 class Slices(Incoming):
     """A few slices of one fetch at a time."""
 
-    pause = PAUSE
-
     def __init__(self, line: Line, channel: Channel, grid: BlockPool, blocks: Blocks, checks: Checks) -> None:
         self._line, self._channel, self._grid, self._blocks, self._checks = line, channel, grid, blocks, checks
         self._size = max(1, SLICE_BYTES // grid.block_bytes)
-        self._asked = self._done = 0
-        self._under_way: deque[tuple[Landing, int]] = deque()  # with the number of its blocks
-        self._taking = False
+        self._asked = self._begun = 0  # blocks
+        self._coming: deque[tuple[Landing, int]] = deque()  # with the number of its blocks
+        self._taking: deque[tuple[Landing, int]] = deque()  # arrived, on their way to their pages
         self._ask()
 
+    @property
+    def pause(self) -> float:  # type: ignore[override]
+        """See `Incoming.pause`."""
+        return self._line.pause
+
     def _ask(self) -> None:
-        line = self._line
-        while self._asked < len(self._blocks) and len(self._under_way) < WINDOW and line.link.room:
+        """For as many slices as there is room for, in one word."""
+        line, first, sequence = self._line, self._asked, self._line.sequence
+        while self._asked < len(self._blocks) and len(self._coming) + len(self._taking) < WINDOW and line.link.room:
             count = min(self._size, len(self._blocks) - self._asked)
-            begin = Begin(line.name, line.invitation, line.sequence, self._asked, count)
-            self._channel.send(Word(msgspec.msgpack.encode(begin)))
-            self._under_way.append((line.link.receive(count * self._grid.block_bytes), count))
+            self._coming.append((line.link.receive(count * self._grid.block_bytes), count))
             line.sequence += 1
             self._asked += count
+        if self._asked > first:
+            begin = Begin(line.name, line.invitation, sequence, first, self._asked - first, self._size)
+            self._channel.send(Word(msgspec.msgpack.encode(begin)))
+            line.stir()
 
     def advance(self) -> tuple[int, list[int]]:
         """See `Incoming.advance`."""
+        self._line.pump()
         if self._line.lost:
             raise ProtocolError(self._line.lost)
+        while self._coming and self._coming[0][0].arrived():
+            landing, count = self._coming.popleft()
+            landing.take(partial(self._scatter, slice(self._begun, self._begun + count)))
+            self._taking.append((landing, count))
+            self._begun += count
+            self._line.stir()
         arrived, found = 0, []
-        while self._under_way:
-            landing, count = self._under_way[0]
-            if not self._taking and landing.arrived():
-                landing.take(partial(self._scatter, slice(self._done, self._done + count)))
-                self._taking = True
-            digests = landing.taken() if self._taking else None
-            if digests is None:
-                break
-            self._under_way.popleft()
+        while self._taking and (digests := self._taking[0][0].taken()) is not None:
+            landing, count = self._taking.popleft()
             landing.release()
-            self._taking, self._line.waiting_since = False, None
             found += digests()
             arrived += count
-            self._done += count
+            self._line.stir()
         self._ask()
         return arrived, found
 
@@ -281,9 +323,10 @@ class Slices(Incoming):
 
     def close(self) -> None:
         """See `Incoming.close`."""
-        for landing, _ in self._under_way:
+        for landing, _ in [*self._taking, *self._coming]:
             landing.release()
-        self._under_way.clear()
+        self._taking.clear()
+        self._coming.clear()
 
 
 __all__ = ["LinkTransport"]

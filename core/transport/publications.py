@@ -12,7 +12,7 @@ from typing import Final
 from engine.transport.blocks import BlockPool
 
 DIGEST_BYTES: Final = 2**25
-"""Digested by a core of a CPU in one turn of the loop (about 6 ms), so that a long publication delays no answer long."""
+"""Digested by a core of a CPU in one turn of the loop (about 6 ms), so that long publications delay no answer long."""
 
 
 @dataclass(slots=True, eq=False)
