@@ -19,6 +19,7 @@ from engine.transport.loop import Loop
 from engine.transport.options import PeerOptions
 from engine.transport.outbox import Outbox
 from engine.transport.schema import Handle, common_block, cuts, difference
+from engine.transport.spares import Spares
 from engine.transport.trust import Quarantine, Sampler
 from engine.transport.wire import Checks, Incoming, Offered, Transport
 
@@ -36,6 +37,7 @@ class _Fetch:
     first: int  # of the publication's blocks
     deadline: float  # of the next sign of progress
     channel: Channel | None = None
+    spare: bool = False  # the channel has served another fetch
     grant: Grant | None = None
     checks: Checks = field(default_factory=lambda: np.zeros(0, np.bool_))
     incoming: Incoming | None = None
@@ -66,6 +68,7 @@ class Consumer(Loop):
         self._quarantine = Quarantine(options.quarantine_after, options.quarantine_seconds, time.monotonic)
         self._lock = threading.Lock()  # over the table, `cancelled`, the quarantine, and the moment a fetch ends
         self._fetches: dict[str, _Fetch] = {}
+        self._spares = Spares()
         self._parting: dict[Channel, float] = {}  # to say goodbye once the peer has greeted, until a deadline
         self._broken: str | None = None
         self._thread.start()
@@ -114,7 +117,10 @@ class Consumer(Loop):
 
     def _ready(self, owner: _Fetch | Channel, events: int) -> None:
         if isinstance(owner, Channel):
-            self._part(owner, events)
+            if self._spares.drop(owner):  # its end: nothing else is said between fetches
+                self._forget(owner)
+            else:
+                self._part(owner, events)
             return
         assert owner.channel is not None, "the selector watches the channel"
         try:
@@ -125,7 +131,14 @@ class Consumer(Loop):
                     if owner.channel is not None:  # until its end is heard
                         self._hear(owner, message)
         except (ProtocolError, ValueError) as error:
-            self._end(owner, f"engine {owner.handle.engine_id}: {error}")
+            self._fail(owner, error)
+
+    def _fail(self, fetch: _Fetch, error: ProtocolError | ValueError) -> None:
+        if fetch.spare and fetch.channel is not None and fetch.grant is None and isinstance(error, ProtocolError):
+            self._forget(fetch.channel)  # the producer had closed it by then, or is another one: ask on a new one
+            fetch.channel, fetch.spare = None, False
+        else:
+            self._end(fetch, f"engine {fetch.handle.engine_id}: {error}")
 
     def _hear(self, fetch: _Fetch, message: object) -> None:
         match message:
@@ -160,12 +173,17 @@ class Consumer(Loop):
                 self._pull(fetch, now)
                 self._watch(fetch)
             except (ProtocolError, ValueError) as error:
-                self._end(fetch, f"engine {fetch.handle.engine_id}: {error}")
+                self._fail(fetch, error)
+        for channel in self._spares.expired(now):
+            self._spares.drop(channel)
+            self._forget(channel)
         for channel in [channel for channel, deadline in self._parting.items() if deadline <= now]:
             self._hang_up(channel)
-        waiting = [self._due(fetch, now) for fetch in self._open_fetches()]
         turn = self._transport.consumer_turn(now)
-        return min([*waiting, *self._parting.values(), *([] if turn is None else [turn])], default=None)
+        now = time.monotonic()  # pauses count from here, or there would be none after a long turn
+        waiting = [self._due(fetch, now) for fetch in self._open_fetches()]
+        others = [due for due in (turn, self._spares.due) if due is not None]
+        return min([*waiting, *self._parting.values(), *others], default=None)
 
     def _open_fetches(self) -> list[_Fetch]:
         with self._lock:
@@ -201,6 +219,11 @@ class Consumer(Loop):
             self._selector.modify(fetch.channel, selectors.EVENT_READ | writing, fetch)
 
     def _connect(self, fetch: _Fetch) -> None:
+        if (channel := self._spares.take(fetch.handle.address)) is not None:
+            fetch.channel, fetch.spare = channel, True
+            self._selector.modify(channel, selectors.EVENT_READ, fetch)
+            channel.send(Open(fetch.handle.token, fetch.first, len(fetch.blocks), fetch.block))
+            return
         try:
             fetch.channel = self._transport.dial(fetch.handle.address)
         except BlockingIOError:  # its queue of connections is full
@@ -238,7 +261,7 @@ class Consumer(Loop):
         if fetch.channel is not None:
             if failure is not None:
                 self._say_goodbye(fetch.channel, failure)
-            self._let_go(fetch.channel, fetch.cancelled)
+            self._let_go(fetch, fetch.channel, well=failure is None and not fetch.cancelled)
             fetch.channel = None
         with self._lock:
             del self._fetches[fetch.request_id]
@@ -259,14 +282,17 @@ class Consumer(Loop):
         except ProtocolError:
             return  # it is gone itself, which says the same
 
-    def _let_go(self, channel: Channel, cancelled: bool) -> None:
-        """Close the channel, but if the producer hasn't heard of a cancelled fetch yet, only when it has."""
-        if cancelled and channel.pending:
-            self._parting[channel] = time.monotonic() + self._peer_timeout
+    def _let_go(self, fetch: _Fetch, channel: Channel, *, well: bool) -> None:
+        """Close the channel, or keep it for another fetch. If the producer hasn't heard of a cancelled fetch yet, it is
+        closed when it has."""
+        now = time.monotonic()
+        if well and self._transport.keeps and self._spares.keep(fetch.handle.address, channel, now):
+            self._selector.modify(channel, selectors.EVENT_READ, channel)
+        elif fetch.cancelled and channel.pending:
+            self._parting[channel] = now + self._peer_timeout
             self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, channel)
         else:
-            self._selector.unregister(channel)
-            channel.close()
+            self._forget(channel)
 
     def _part(self, channel: Channel, events: int) -> None:
         """Hear the greeting, send what is held back, and hang up."""
@@ -285,6 +311,9 @@ class Consumer(Loop):
 
     def _hang_up(self, channel: Channel) -> None:
         del self._parting[channel]
+        self._forget(channel)
+
+    def _forget(self, channel: Channel) -> None:
         self._selector.unregister(channel)
         channel.close()
 
@@ -295,6 +324,8 @@ class Consumer(Loop):
             self._end(fetch, reason)
         for channel in list(self._parting):
             self._hang_up(channel)
+        for channel in self._spares.all():
+            self._forget(channel)
 
 
 __all__ = ["Consumer"]

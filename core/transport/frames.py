@@ -1,6 +1,7 @@
 """What two ends say to each other, and the framing: a 4-byte little-endian length and one msgpack message.
 
-One connection serves one fetch, so that whatever it holds ends with it:
+One connection serves one fetch at a time, so that whatever it holds ends with it. Some transports keep it for the next
+after one that ended well:
 
     consumer                              producer
     Open(token, range)            →

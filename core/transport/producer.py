@@ -17,6 +17,7 @@ from engine.transport.loop import Loop
 from engine.transport.outbox import Outbox
 from engine.transport.publications import Publication, Publications
 from engine.transport.schema import Handle, cuts
+from engine.transport.spares import SECONDS
 from engine.transport.wire import Transport
 
 log = logging.getLogger(__name__)
@@ -188,7 +189,10 @@ class Producer(Loop):
             log.warning("a KV consumer says that %s was damaged: %s", publication.request_id, damage)
             self._report_lost(publication, damage)
         peer.channel.send(Ack())
-        self._leave(peer)
+        if self._transport.keeps and not damage:
+            peer.deadline = time.monotonic() + 2 * SECONDS  # the next fetch may come the same way
+        else:
+            self._leave(peer)
 
     def _refuse(self, peer: _Peer, reason: str) -> None:
         if peer.channel.streaming:

@@ -60,6 +60,9 @@ class Transport(ABC, Generic[Pool]):
     name: str
     """Of the connector, for sentences and threads."""
 
+    keeps: bool = False
+    """Whether a channel may serve another fetch after one that ended well."""
+
     def allocate(self, num_bytes: int) -> Tensor | None:
         """See `KVConnector.allocate`; called for producers only."""
         return None

@@ -52,8 +52,6 @@ def test_equals_the_grid_in_host_memory() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_digests_do_not_wait_for_the_engines_stream() -> None:
-    from engine.transport.device_pool import DevicePool
-
     pool = DevicePool.of_pool([(torch.arange(8 * 1024, device="cuda").view(8, 1024),)])
     source = torch.arange(2048, device="cuda").view(torch.uint8)
     everything, copies = np.ones(2, np.bool_), torch.cuda.Stream()
