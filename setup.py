@@ -14,6 +14,7 @@ setup(
                 "core/ops/native_linear.c",
                 "core/ops/native_pointwise.c",
                 "core/ops/native_quant.c",
+                "core/ops/native_tape.c",
             ],
             depends=["core/ops/native_kernels.h", "core/ops/native_simd.h", "core/ops/native_tile.h"],
             extra_compile_args=FLAGS,

@@ -30,6 +30,7 @@ from engine.handover import Handover
 from engine.kv_memory import count_pages, cut_pool, pool_bytes
 from engine.observation import Observation
 from engine.ops import select
+from engine.ops.kernels import missing
 from engine.pacing import LatencyTarget, Pacing
 from engine.registry import Registry
 from engine.resident.assembly import Speculation, load_resident, moves_of, plan_speculation
@@ -327,6 +328,10 @@ class _Assembly:
 
             kernel_cache.use(self.config.device.kernel_cache)
             make = partial(CudaRunner, token_budget=self.config.scheduler.token_budget, graphs=self._may_capture())
+        elif self.device.type == "cpu" and missing(self.composition.device) is None:
+            from engine.taped_runner import TapedRunner
+
+            make = TapedRunner
         model, speculator, resident = self._model(profile, weights), speculation.speculator, None
         max_len = profile.max_context + (self.config.speculator.max_draft if speculator else 0)
         if speculation.resident:

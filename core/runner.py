@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from engine.verifier import Verified, verify
 KVPool = Sequence[tuple[Tensor, ...]]
 """Per layer, the parts that the attention backend's layout names, each [num_pages, …]."""
 
+WORTH_DROPPING: Final = 128
+"""Rows of a step without which its last layer is noticeably cheaper."""
+
 
 class StepForward(Forward):
     """Binds a model's attention calls to this step's plan and pages."""
@@ -44,6 +47,8 @@ class StepForward(Forward):
         self._tapped_layers = self._wanted = frozenset(taps.hidden_layers)
         self.plan: Any = None
         self.tapped: list[Tensor] = []
+        self._kept: Tensor | None = None
+        self.dropped = False
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         return self._forward(layer, q, k, v, self._pool[layer], self.plan)
@@ -54,10 +59,21 @@ class StepForward(Forward):
     def attend_latent(self, layer: int, q: Tensor, rows: Tensor, up: LatentUp) -> Tensor:
         return self._forward_latent(layer, q, rows, up, self._pool[layer], self.plan)
 
-    def begin(self, plan: Any, *, tapping: bool) -> None:
-        """Another step."""
-        self.plan, self.tapped = plan, []
+    @property
+    def tapping(self) -> bool:
+        """Whether this step shows hidden states to somebody."""
+        return bool(self._wanted)
+
+    def begin(self, plan: Any, *, tapping: bool, kept: Tensor | None = None) -> None:
+        """Another step; `kept`, int64 [N], are the rows whose final states are wanted, all if None."""
+        self.plan, self.tapped, self._kept, self.dropped = plan, [], kept, False
         self._wanted = self._tapped_layers if tapping else frozenset()
+
+    def keep(self, rows: Tensor) -> Tensor:
+        if self._kept is None:
+            return rows
+        self.dropped = True
+        return rows[self._kept]
 
     def tap(self, layer: int, hidden: Tensor) -> None:
         if layer in self._wanted:
@@ -158,12 +174,26 @@ class Runner:
             self._masking.begin(entries, self._tokens)  # on a thread, while the forward pass runs
             tokens, positions, attention = self._inputs(entries)
             tapping = self.resident is None or any(entry.follow for entry in entries)
-            self._step.begin(self.backend.plan(attention), tapping=tapping)
+            self._step.begin(self.backend.plan(attention), tapping=tapping, kept=self._kept(entries))
         with self.tracer.span("device", "step", number):
             with self.tracer.span("device", "forward", number):
-                hidden = self.model.forward(tokens, positions, self._step)
+                hidden = self._states(tokens, positions)
             with self.tracer.span("device", "sample", number):
                 return self._finish(entries, hidden)
+
+    def _kept(self, entries: Sequence[Entry]) -> Tensor | None:
+        """The last row of each entry and those of its drafts, if nobody looks at the others and they are many."""
+        seen = self.resident or self.taps.final_hidden or self.taps.hidden_layers
+        counts = np.array([entry.count for entry in entries])
+        kept = np.array([_sampled_from(entry) for entry in entries])
+        asked = any(entry.prompt_logprobs is not None for entry in entries)
+        if seen or asked or counts.sum() - kept.sum() < WORTH_DROPPING:
+            return None
+        return self._put(last_rows(np.cumsum(counts), kept))
+
+    def _states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The model's hidden states [T, hidden]; what is tapped on the way stands in the step."""
+        return self.model.forward(tokens, positions, self._step)
 
     def warm_up(self) -> None:
         """Compute a short prompt and a decode step on page 0, which nothing holds yet: libraries allocate and tune on
@@ -235,7 +265,7 @@ class Runner:
 
     def _finish(self, entries: Sequence[Entry], hidden: Tensor) -> StepResult:
         """Sample what is to be sampled, and write it where the next step reads its input."""
-        ends = np.cumsum([e.count for e in entries])
+        ends = np.cumsum([_sampled_from(e) if self._step.dropped else e.count for e in entries])
         results = [EntryResult() for _ in entries]
         for entry, result, end in zip(entries, results, ends, strict=True):
             if entry.prompt_logprobs is not None:
@@ -257,7 +287,7 @@ class Runner:
         results: Sequence[EntryResult],
     ) -> dict[int, list[int]]:
         """Sample; returns the accepted nodes of each entry that samples."""
-        wanted = np.concatenate([np.arange(ends[i] - len(entries[i].drafts) - 1, ends[i]) for i in sampling])
+        wanted = last_rows(ends[sampling], np.array([_sampled_from(entries[i]) for i in sampling]))
         every = len(wanted) == len(hidden)
         logits = self.model.logits(hidden if every else hidden[self._put(wanted)])
         finite = torch.isfinite(logits.sum(-1)).tolist()
@@ -341,4 +371,14 @@ class Runner:
             result.hidden = stacked[end - entry.count : end - entry.count + kept]
 
 
-__all__ = ["KVPool", "Runner", "StepForward"]
+def _sampled_from(entry: Entry) -> int:
+    """Rows of an entry behind which tokens are sampled: its last one that is no draft, and its drafts."""
+    return len(entry.drafts) + 1
+
+
+def last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Numbers of the last `counts` [R] rows before each of `ends` [R], in order: int64 [counts' sum]."""
+    return np.repeat(ends - np.cumsum(counts), counts) + np.arange(counts.sum())
+
+
+__all__ = ["WORTH_DROPPING", "KVPool", "Runner", "StepForward", "last_rows"]

@@ -6,7 +6,28 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 
-enum { MOST_NUMBERS = 16, WORTH_RELEASING = 65536 };
+enum { WORTH_RELEASING = 65536 };
+
+/* What this thread records its calls on; null when it doesn't. */
+static _Thread_local struct {
+    tape_op *ops;
+    int64_t count, room;
+} tape;
+static _Thread_local int recording, torn; /* torn: there was no memory for an op */
+
+static void note(tape_op op) {
+    if (!recording) return;
+    if (tape.count == tape.room) {
+        tape_op *const more = realloc(tape.ops, (size_t)(2 * tape.room + 64) * sizeof op);
+        if (!more) {
+            torn = 1;
+            return;
+        }
+        tape.ops = more;
+        tape.room = 2 * tape.room + 64;
+    }
+    tape.ops[tape.count++] = op;
+}
 
 /* Reads `count` integers; sets an error and returns 0 when there is another number of them or one is no integer. */
 static int numbers(PyObject *const *args, Py_ssize_t given, Py_ssize_t count, int64_t *out) {
@@ -44,6 +65,7 @@ static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given)
     if (!numbers(args, given, 10, n)) return NULL;
     const linear_args call = {(void *)n[0], n[1], (void *)n[2], (void *)n[3], (void *)n[4],
                               n[5],         n[6], n[7],         (int)n[8],    (int)n[9]};
+    note((tape_op){.kind = OP_LINEAR, .linear = call});
     RUN(call.n * call.k, engine_linear(&call));
     Py_RETURN_NONE;
 }
@@ -53,6 +75,8 @@ static PyObject *quant_linear(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (!numbers(args, given, 14, n)) return NULL;
     const quant_args call = {(void *)n[0], n[1], (void *)n[2], (void *)n[3], (void *)n[4], (void *)n[5],  n[6],
                              n[7],         n[8], (int)n[9],    (int)n[10],   (int)n[11],   (int)n[12], (int)n[13]};
+    note((tape_op){.kind = OP_QUANTIZE, .quant = call});
+    note((tape_op){.kind = OP_QUANT_PRODUCT, .quant = call});
     RUN(call.n * call.k, engine_quant_linear(&call));
     Py_RETURN_NONE;
 }
@@ -64,6 +88,7 @@ static PyObject *rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t give
     if (eps == -1 && PyErr_Occurred()) return NULL;
     const norm_args call = {(void *)n[0], n[1],         n[2],         n[3],       n[4],      n[5],
                             (void *)n[6], (void *)n[7], (void *)n[8], (float)eps, (int)n[9], (int)n[10]};
+    note((tape_op){.kind = OP_NORM, .norm = call});
     RUN(call.outer * call.inner * call.width, engine_rms_norm(&call));
     Py_RETURN_NONE;
 }
@@ -79,6 +104,7 @@ static PyObject *rope(PyObject *self, PyObject *const *args, Py_ssize_t given) {
                             n[11],
                             (int)n[12],
                             (int)n[13]};
+    note((tape_op){.kind = OP_ROPE, .rope = call});
     RUN(call.tokens * (n[1] + n[5]) * call.rotary, engine_rope(&call));
     Py_RETURN_NONE;
 }
@@ -86,21 +112,70 @@ static PyObject *rope(PyObject *self, PyObject *const *args, Py_ssize_t given) {
 static PyObject *silu_mul(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     int64_t n[7]; /* x, stride, y, tokens, width, is bf16, threads */
     if (!numbers(args, given, 7, n)) return NULL;
-    RUN(n[3] * n[4], engine_silu_mul((void *)n[0], n[1], (void *)n[2], n[3], n[4], (int)n[5], (int)n[6]));
+    const gate_args call = {(void *)n[0], n[1], (void *)n[2], n[3], n[4], (int)n[5], (int)n[6]};
+    note((tape_op){.kind = OP_GATE, .gate = call});
+    RUN(call.tokens * call.width, engine_silu_mul(&call));
     Py_RETURN_NONE;
+}
+
+/* Reads a plan; sets an error and returns 0 when it is none. */
+static int plan_of(PyObject *given, attention_plan *plan) {
+    if (!PyBytes_Check(given) || PyBytes_GET_SIZE(given) != sizeof *plan) {
+        PyErr_Format(PyExc_TypeError, "the plan must be bytes of %zu", sizeof *plan);
+        return 0;
+    }
+    memcpy(plan, PyBytes_AS_STRING(given), sizeof *plan);
+    return 1;
 }
 
 static PyObject *attention(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     int64_t n[15]; /* the plan as bytes; then q, k, v, strides of token and head of each, pages, their strides, out,
                       window */
-    if (given < 1 || !PyBytes_Check(args[0]) || PyBytes_GET_SIZE(args[0]) != sizeof(attention_plan))
-        return PyErr_Format(PyExc_TypeError, "the plan must be bytes of %zu", sizeof(attention_plan));
-    if (!numbers(args + 1, given - 1, 15, n)) return NULL;
     attention_plan plan;
-    memcpy(&plan, PyBytes_AS_STRING(args[0]), sizeof plan);
+    if (given < 1) return PyErr_Format(PyExc_TypeError, "expected a plan");
+    if (!plan_of(args[0], &plan) || !numbers(args + 1, given - 1, 15, n)) return NULL;
     const attention_args call = {(void *)n[0], (void *)n[1], (void *)n[2],  n[3],  n[4],  n[5],          n[6], n[7],
                                  n[8],         (void *)n[9], (void *)n[10], n[11], n[12], (void *)n[13], n[14]};
+    note((tape_op){.kind = OP_ATTENTION, .attention = call});
     Py_BEGIN_ALLOW_THREADS engine_attention(&plan, &call);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[5]; /* table, ids, y, rows, bytes of a row */
+    if (!numbers(args, given, 5, n)) return NULL;
+    const gather_args call = {(void *)n[0], (void *)n[1], (void *)n[2], n[3], n[4]};
+    note((tape_op){.kind = OP_GATHER, .gather = call});
+    engine_gather(&call);
+    Py_RETURN_NONE;
+}
+
+static PyObject *record(PyObject *self, PyObject *unused) {
+    recording = 1;
+    torn = 0;
+    tape.count = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *recorded(PyObject *self, PyObject *unused) {
+    recording = 0;
+    PyObject *const ops =
+        torn ? PyErr_NoMemory() : PyBytes_FromStringAndSize((char *)tape.ops, tape.count * (Py_ssize_t)sizeof *tape.ops);
+    free(tape.ops);
+    tape.ops = NULL;
+    tape.count = tape.room = 0;
+    return ops;
+}
+
+static PyObject *replay(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    attention_plan plan; /* the ops, a plan, threads */
+    int64_t threads;
+    if (given != 3 || !PyBytes_Check(args[0]) || PyBytes_GET_SIZE(args[0]) % sizeof(tape_op))
+        return PyErr_Format(PyExc_TypeError, "expected a tape, a plan and a number");
+    if (!plan_of(args[1], &plan) || !numbers(args + 2, 1, 1, &threads)) return NULL;
+    const tape_op *const ops = (const tape_op *)PyBytes_AS_STRING(args[0]);
+    const int64_t count = PyBytes_GET_SIZE(args[0]) / (Py_ssize_t)sizeof(tape_op);
+    Py_BEGIN_ALLOW_THREADS engine_replay(ops, count, &plan, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -111,7 +186,10 @@ static PyObject *attention(PyObject *self, PyObject *const *args, Py_ssize_t giv
         METHOD(quant_linear, "Product with a weight of 4 or 8 bits."),                                              \
         METHOD(rms_norm, "RMS norm, with or without a residual."),                                                  \
         METHOD(rope, "Rotate queries and keys in place."), METHOD(silu_mul, "Gated activation."),                   \
-        METHOD(attention, "Store KV and attend."),
+        METHOD(attention, "Store KV and attend."), METHOD(gather, "Rows of a table."),                              \
+        METHOD(replay, "Repeat recorded calls."),                                                                   \
+        {"record", record, METH_NOARGS, "From now on note the calls of this thread, which run as ever."},           \
+        {"recorded", recorded, METH_NOARGS, "Note no more; returns what was noted."},
 
 static int supported(void) {
     __builtin_cpu_init();

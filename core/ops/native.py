@@ -125,22 +125,6 @@ def linear(x: Tensor, packed: int, bias: int, out_features: int, out_dtype: torc
     return y
 
 
-class Scratch:
-    """Memory for rounded inputs, shared by layers whose products run one after the other."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._size = self._address = 0
-
-    def take(self, rows: int, blocks: int) -> int:
-        """The address of enough memory for rows of so many blocks; what was there before is lost."""
-        size = rows * blocks * _native.QUANT_INPUT_BYTES
-        if size > self._size:
-            self._memory = torch.empty(size, dtype=torch.uint8)
-            self._size, self._address = size, self._memory.data_ptr()
-        return self._address
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantWeight:
     """A weight in panels of blocks, which `quant_linear` multiplies; `native_kernels.h` has the layout."""
@@ -153,7 +137,7 @@ class QuantWeight:
     offsets: bool  # there always with 4 bits
 
 
-def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, scratch: Scratch, threads: int) -> Tensor:
+def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, threads: int) -> Tensor:
     """x W^T + b for bfloat16 or float32 [T, k] with a dense last axis -> [T, out_features] of one of the two.
 
     Inputs are rounded to 8 bits in blocks of 32 with a scale each. A block's sum is exact, blocks are added up in
@@ -161,13 +145,14 @@ def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, scratch
     """
     rows, k = x.shape
     y = torch.empty(rows, weight.out_features, dtype=out_dtype)
+    rounded = torch.empty(rows * k // 32 * _native.QUANT_INPUT_BYTES, dtype=torch.uint8)
     _native.quant_linear(
         x.data_ptr(),
         x.stride(0),
         weight.packed.data_ptr(),
         0 if weight.bias is None else weight.bias.data_ptr(),
         y.data_ptr(),
-        scratch.take(rows, k // 32),
+        rounded.data_ptr(),
         rows,
         weight.out_features,
         k,
@@ -241,6 +226,19 @@ class AttentionWork:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One step, as the kernel takes it.
+
+    A backend whose plans are of this class lets whole steps be recorded and replayed (see `engine.ops.tape`): its
+    `forward` calls `attention` once and no other kernel, with the same arguments whatever the plan says.
+    """
+
+    record: bytes
+    work: AttentionWork  # keeps alive what the record points to
+    trees: tuple[Tensor, ...] = ()
+
+
 def attention(plan: bytes, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, ...], window: int, out: Tensor) -> None:
     """Store k and v in their pages, then attend: arguments as in `AttentionBackend.forward`, `window` 0 for none."""
     q_token, q_head, _ = q.stride()
@@ -270,10 +268,10 @@ def attention(plan: bytes, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, ..
 __all__ = [
     "ATTENTION_SEGMENT",
     "PANEL_ROWS",
+    "AttentionPlan",
     "AttentionWork",
     "NativeOps",
     "QuantWeight",
-    "Scratch",
     "attention",
     "linear",
     "pack_rows",

@@ -378,14 +378,16 @@ INLINE void attend(const int is_bf16, const attention_plan *p, const attention_a
     }
 }
 
+void engine_attention_team(const attention_plan *p, const attention_args *a) {
+    float *scratch = p->scratch + omp_get_thread_num() * p->scratch_floats;
+    if (p->is_bf16)
+        attend(1, p, a, scratch);
+    else
+        attend(0, p, a, scratch);
+}
+
 void engine_attention(const attention_plan *p, const attention_args *a) {
 #pragma omp parallel num_threads((int)p->threads)
-    {
-        float *scratch = p->scratch + omp_get_thread_num() * p->scratch_floats;
-        if (p->is_bf16)
-            attend(1, p, a, scratch);
-        else
-            attend(0, p, a, scratch);
-    }
+    engine_attention_team(p, a);
 }
 #endif

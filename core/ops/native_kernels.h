@@ -1,5 +1,9 @@
 /* What the kernels take. Pointers are to dense data unless a stride (in elements) stands beside them; `is_bf16` chooses
- * between bfloat16 and float32. Every function splits its work over at most `threads` threads of the OpenMP runtime. */
+ * between bfloat16 and float32. Every function splits its work over at most `threads` threads of the OpenMP runtime.
+ *
+ * What ends in `_part` does the share of one thread of a team, for who has a team already; shares may run at the same
+ * time and in any order. A result does not depend on how the work is shared. What ends in `_is_wide` tells whether it
+ * is worth waking threads for. */
 #ifndef ENGINE_NATIVE_KERNELS_H
 #define ENGINE_NATIVE_KERNELS_H
 
@@ -20,6 +24,8 @@ typedef struct {
     int threads;
 } linear_args;
 void engine_linear(const linear_args *args);
+void engine_linear_part(const linear_args *args, int64_t thread, int64_t threads);
+int engine_linear_is_wide(const linear_args *args);
 
 /* y [m, n] = x [m, k] W^T + bias, with inputs rounded to 8 bits in blocks of 32 along k, one scale each.
  *
@@ -41,6 +47,10 @@ typedef struct {
 } quant_args;
 enum { QUANT_INPUT_BYTES = 48 };
 void engine_quant_linear(const quant_args *args);
+/* Its two halves: rounding the inputs, and the product when all of them are rounded. */
+void engine_quantize_part(const quant_args *args, int64_t thread, int64_t threads);
+void engine_quant_product_part(const quant_args *args, int64_t thread, int64_t threads);
+int engine_quant_linear_is_wide(const quant_args *args);
 
 /* Rows are indexed by (outer, inner). `residual`, unless null, is dense: x is added to it and the sum normalised. */
 typedef struct {
@@ -52,6 +62,7 @@ typedef struct {
     int is_bf16, threads;
 } norm_args;
 void engine_rms_norm(const norm_args *args);
+void engine_rms_norm_part(const norm_args *args, int64_t thread, int64_t threads);
 
 typedef struct {
     void *x;
@@ -65,8 +76,17 @@ typedef struct {
     int is_bf16, threads;
 } rope_args;
 void engine_rope(const rope_args *args);
+void engine_rope_part(const rope_args *args, int64_t thread, int64_t threads);
 
-void engine_silu_mul(const void *x, int64_t stride, void *y, int64_t tokens, int64_t width, int is_bf16, int threads);
+typedef struct {
+    const void *x;
+    int64_t stride;
+    void *y;
+    int64_t tokens, width; /* of y */
+    int is_bf16, threads;
+} gate_args;
+void engine_silu_mul(const gate_args *args);
+void engine_silu_mul_part(const gate_args *args, int64_t thread, int64_t threads);
 
 /* Keys per segment: the grain at which one query's keys may be spread over threads. */
 enum { ATTENTION_SEGMENT = 512 };
@@ -99,5 +119,32 @@ typedef struct {
     int64_t window; /* 0: none */
 } attention_args;
 void engine_attention(const attention_plan *plan, const attention_args *args);
+/* Called by every thread of a team of at most `plan->threads`, which must meet before the result is read. */
+void engine_attention_team(const attention_plan *plan, const attention_args *args);
+
+/* Rows of a table by their numbers; `row_bytes` each. */
+typedef struct {
+    const char *table;
+    const int64_t *ids;
+    char *y;
+    int64_t rows, row_bytes;
+} gather_args;
+
+/* One call of a kernel, to be repeated with the same addresses. */
+typedef struct {
+    enum { OP_LINEAR, OP_QUANTIZE, OP_QUANT_PRODUCT, OP_NORM, OP_ROPE, OP_GATE, OP_ATTENTION, OP_GATHER } kind;
+    union {
+        linear_args linear;
+        quant_args quant;
+        norm_args norm;
+        rope_args rope;
+        gate_args gate;
+        attention_args attention;
+        gather_args gather;
+    };
+} tape_op;
+/* Repeats calls in their order by one team; attention follows `plan` instead of the one that it was recorded with. */
+void engine_replay(const tape_op *ops, int64_t count, const attention_plan *plan, int threads);
+void engine_gather(const gather_args *args);
 
 #endif

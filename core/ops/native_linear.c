@@ -87,27 +87,33 @@ static void block_panels(const linear_args *p, int64_t first_row, int64_t last_r
     }
 }
 
-void engine_linear(const linear_args *p) {
+void engine_linear_part(const linear_args *p, int64_t thread, int64_t threads) {
     const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS;
     int64_t most = CACHED_X_BYTES / (2 * p->k);
     if (most < 8 * TILE_ROWS) most = 8 * TILE_ROWS;
     const int64_t blocks = (p->m + most - 1) / most, units = blocks * panels;
     /* Blocks of nearly equal size, for threads share the work by counting them. */
     const int64_t tiles = (p->m + TILE_ROWS - 1) / TILE_ROWS;
-#pragma omp parallel for num_threads(p->threads) schedule(static) if (p->m * p->n * p->k > WORTH_THREADS)
-    for (int thread = 0; thread < p->threads; thread++) {
-        int64_t unit = units * thread / p->threads;
-        const int64_t end = units * (thread + 1) / p->threads;
-        while (unit < end) {
-            const int64_t index = unit / panels, panel = unit % panels;
-            const int64_t row = tiles * index / blocks * TILE_ROWS, next = tiles * (index + 1) / blocks * TILE_ROWS;
-            const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-            if (p->m <= TILE_ROWS)
-                stream_panels(p, panel, last);
-            else
-                block_panels(p, row, next < p->m ? next : p->m, panel, last);
-            unit += last - panel;
-        }
+    int64_t unit = units * thread / threads;
+    const int64_t end = units * (thread + 1) / threads;
+    while (unit < end) {
+        const int64_t index = unit / panels, panel = unit % panels;
+        const int64_t row = tiles * index / blocks * TILE_ROWS, next = tiles * (index + 1) / blocks * TILE_ROWS;
+        const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
+        if (p->m <= TILE_ROWS)
+            stream_panels(p, panel, last);
+        else
+            block_panels(p, row, next < p->m ? next : p->m, panel, last);
+        unit += last - panel;
     }
+}
+
+int engine_linear_is_wide(const linear_args *p) {
+    return p->m * p->n * p->k > WORTH_THREADS;
+}
+
+void engine_linear(const linear_args *p) {
+#pragma omp parallel for num_threads(p->threads) schedule(static) if (engine_linear_is_wide(p))
+    for (int thread = 0; thread < p->threads; thread++) engine_linear_part(p, thread, p->threads);
 }
 #endif

@@ -6,6 +6,7 @@
 
 #include "native_kernels.h"
 
+enum { GATE_COLUMNS = 32 }; /* as many as a block of rounded inputs, so that both may be shared out alike */
 enum { WORTH_THREADS = 32768 }; /* elements below which waking the threads costs more than the work */
 
 INLINE void norm_row(const int is_bf16, const norm_args *p, const void *x, int64_t x_at, int64_t y_at) {
@@ -30,16 +31,20 @@ INLINE void norm_row(const int is_bf16, const norm_args *p, const void *x, int64
     }
 }
 
-void engine_rms_norm(const norm_args *p) {
-    const int64_t rows = p->outer * p->inner;
-#pragma omp parallel for num_threads(p->threads) if (rows * p->width > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
+void engine_rms_norm_part(const norm_args *p, int64_t thread, int64_t threads) {
+    const int64_t rows = p->outer * p->inner, end = rows * (thread + 1) / threads;
+    for (int64_t row = rows * thread / threads; row < end; row++) {
         const int64_t at = row / p->inner * p->outer_stride + row % p->inner * p->inner_stride;
         if (p->is_bf16)
             norm_row(1, p, p->x, at, row * p->width);
         else
             norm_row(0, p, p->x, at, row * p->width);
     }
+}
+
+void engine_rms_norm(const norm_args *p) {
+#pragma omp parallel for num_threads(p->threads) if (p->outer * p->inner * p->width > WORTH_THREADS)
+    for (int thread = 0; thread < p->threads; thread++) engine_rms_norm_part(p, thread, p->threads);
 }
 
 INLINE void rotate_token(const int is_bf16, const rope_args *p, int64_t token) {
@@ -62,10 +67,9 @@ INLINE void rotate_token(const int is_bf16, const rope_args *p, int64_t token) {
     }
 }
 
-void engine_rope(const rope_args *p) {
-    const int64_t elements = p->tokens * (p->side[0].heads + p->side[1].heads) * p->rotary;
-#pragma omp parallel for num_threads(p->threads) if (elements > WORTH_THREADS)
-    for (int64_t token = 0; token < p->tokens; token++) {
+void engine_rope_part(const rope_args *p, int64_t thread, int64_t threads) {
+    const int64_t end = p->tokens * (thread + 1) / threads;
+    for (int64_t token = p->tokens * thread / threads; token < end; token++) {
         if (p->is_bf16)
             rotate_token(1, p, token);
         else
@@ -73,23 +77,42 @@ void engine_rope(const rope_args *p) {
     }
 }
 
-INLINE void gate_row(const int is_bf16, const void *x, int64_t at, void *y, int64_t y_at, int64_t width) {
-    for (int64_t i = 0; i < width; i += LANES) {
-        const __mmask16 lanes = first_lanes(width - i);
-        const __m512 gate = load(is_bf16, x, at + i, lanes), up = load(is_bf16, x, at + width + i, lanes);
+void engine_rope(const rope_args *p) {
+    const int64_t elements = p->tokens * (p->side[0].heads + p->side[1].heads) * p->rotary;
+#pragma omp parallel for num_threads(p->threads) if (elements > WORTH_THREADS)
+    for (int thread = 0; thread < p->threads; thread++) engine_rope_part(p, thread, p->threads);
+}
+
+/* Columns from..to of one token. */
+INLINE void gate_row(const int is_bf16, const gate_args *p, int64_t token, int64_t from, int64_t to) {
+    const int64_t at = token * p->stride, y_at = token * p->width;
+    for (int64_t i = from; i < to; i += LANES) {
+        const __mmask16 lanes = first_lanes(to - i);
+        const __m512 gate = load(is_bf16, p->x, at + i, lanes), up = load(is_bf16, p->x, at + p->width + i, lanes);
         const __m512 denominator =
             _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
-        store(is_bf16, y, y_at + i, lanes, _mm512_mul_ps(rounded(is_bf16, _mm512_div_ps(gate, denominator)), up));
+        store(is_bf16, p->y, y_at + i, lanes, _mm512_mul_ps(rounded(is_bf16, _mm512_div_ps(gate, denominator)), up));
     }
 }
 
-void engine_silu_mul(const void *x, int64_t stride, void *y, int64_t tokens, int64_t width, int is_bf16, int threads) {
-#pragma omp parallel for num_threads(threads) if (tokens * width > WORTH_THREADS / 4)
-    for (int64_t token = 0; token < tokens; token++) {
-        if (is_bf16)
-            gate_row(1, x, token * stride, y, token * width, width);
+void engine_silu_mul_part(const gate_args *p, int64_t thread, int64_t threads) {
+    const int64_t groups = (p->width + GATE_COLUMNS - 1) / GATE_COLUMNS, units = p->tokens * groups;
+    int64_t unit = units * thread / threads;
+    const int64_t end = units * (thread + 1) / threads;
+    while (unit < end) {
+        const int64_t token = unit / groups, first = unit % groups;
+        const int64_t last = first + end - unit < groups ? first + end - unit : groups;
+        const int64_t to = last * GATE_COLUMNS < p->width ? last * GATE_COLUMNS : p->width;
+        if (p->is_bf16)
+            gate_row(1, p, token, first * GATE_COLUMNS, to);
         else
-            gate_row(0, x, token * stride, y, token * width, width);
+            gate_row(0, p, token, first * GATE_COLUMNS, to);
+        unit += last - first;
     }
+}
+
+void engine_silu_mul(const gate_args *p) {
+#pragma omp parallel for num_threads(p->threads) if (p->tokens * p->width > WORTH_THREADS / 4)
+    for (int thread = 0; thread < p->threads; thread++) engine_silu_mul_part(p, thread, p->threads);
 }
 #endif

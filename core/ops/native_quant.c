@@ -137,17 +137,16 @@ DEFINE_ALL(8, 1)
      tile_##B##_##O##_6}
 static panel_kernel *const kernels[3][QUANT_ROWS] = {KERNELS(4, 1), KERNELS(8, 0), KERNELS(8, 1)};
 
-/* Inputs of rows from..to, block after block. */
-static void quantize_rows(const quant_args *p, int64_t from, int64_t to) {
-    const int64_t blocks = p->k / 32;
-    for (int64_t row = from; row < to; row++)
-        for (int64_t block = 0; block < blocks; block++) {
-            input_block *const out = (input_block *)p->inputs + row * blocks + block;
-            if (p->x_is_bf16)
-                quantize_block(1, p->x, row * p->x_stride + block * 32, out);
-            else
-                quantize_block(0, p->x, row * p->x_stride + block * 32, out);
-        }
+void engine_quantize_part(const quant_args *p, int64_t thread, int64_t threads) {
+    const int64_t blocks = p->k / 32, end = p->m * blocks * (thread + 1) / threads;
+    for (int64_t at = p->m * blocks * thread / threads; at < end; at++) {
+        input_block *const out = (input_block *)p->inputs + at;
+        const int64_t x = at / blocks * p->x_stride + at % blocks * 32;
+        if (p->x_is_bf16)
+            quantize_block(1, p->x, x, out);
+        else
+            quantize_block(0, p->x, x, out);
+    }
 }
 
 /* A panel stays in the first-level cache while the rows of a block pass; the first of them fetch the next panel. */
@@ -163,31 +162,35 @@ static void pass_panels(const quant_args *p, int64_t first_row, int64_t last_row
         }
 }
 
-void engine_quant_linear(const quant_args *p) {
+void engine_quant_product_part(const quant_args *p, int64_t thread, int64_t threads) {
     const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS, row_bytes = p->k / 32 * (int64_t)sizeof(input_block);
     int64_t most = CACHED_X_BYTES / row_bytes;
     if (most < 8 * QUANT_ROWS) most = 8 * QUANT_ROWS;
     const int64_t groups = (p->m + most - 1) / most, units = groups * panels;
     const int64_t tiles = (p->m + QUANT_ROWS - 1) / QUANT_ROWS;
-    const int wide = p->m * p->n * p->k > WORTH_THREADS;
-#pragma omp parallel num_threads(p->threads) if (wide)
+    int64_t unit = units * thread / threads;
+    const int64_t end = units * (thread + 1) / threads;
+    while (unit < end) {
+        const int64_t index = unit / panels, panel = unit % panels;
+        const int64_t row = tiles * index / groups * QUANT_ROWS;
+        const int64_t next = tiles * (index + 1) / groups * QUANT_ROWS;
+        const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
+        pass_panels(p, row, next < p->m ? next : p->m, panel, last);
+        unit += last - panel;
+    }
+}
+
+int engine_quant_linear_is_wide(const quant_args *p) {
+    return p->m * p->n * p->k > WORTH_THREADS;
+}
+
+void engine_quant_linear(const quant_args *p) {
+#pragma omp parallel num_threads(p->threads) if (engine_quant_linear_is_wide(p))
     {
 #pragma omp for schedule(static)
-        for (int thread = 0; thread < p->threads; thread++)
-            quantize_rows(p, p->m * thread / p->threads, p->m * (thread + 1) / p->threads);
+        for (int thread = 0; thread < p->threads; thread++) engine_quantize_part(p, thread, p->threads);
 #pragma omp for schedule(static)
-        for (int thread = 0; thread < p->threads; thread++) {
-            int64_t unit = units * thread / p->threads;
-            const int64_t end = units * (thread + 1) / p->threads;
-            while (unit < end) {
-                const int64_t index = unit / panels, panel = unit % panels;
-                const int64_t row = tiles * index / groups * QUANT_ROWS;
-                const int64_t next = tiles * (index + 1) / groups * QUANT_ROWS;
-                const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-                pass_panels(p, row, next < p->m ? next : p->m, panel, last);
-                unit += last - panel;
-            }
-        }
+        for (int thread = 0; thread < p->threads; thread++) engine_quant_product_part(p, thread, p->threads);
     }
 }
 #endif

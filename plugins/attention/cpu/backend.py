@@ -6,7 +6,6 @@ they meet V. A query's result does not depend on the rest of the batch nor on ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -24,15 +23,6 @@ TILE_ROWS: Final = 48
 
 WORTH_THREADS: Final = 2**17
 """Multiplications of one layer below which one thread does them: about 3 µs of work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step, as the kernel takes it."""
-
-    record: bytes
-    work: native.AttentionWork  # keeps alive what the record points to
-    trees: tuple[Tensor, ...]
 
 
 class CpuAttention(AttentionBackend):
@@ -67,7 +57,7 @@ class CpuAttention(AttentionBackend):
             axes = ("head", "token", "width", "member", "pair"), ("head", "token", "width", "member")
         return KVLayout(parts=(("k", k), ("v", v)), dtype=self._shape.dtype, axes=axes)
 
-    def plan(self, batch: AttentionBatch) -> Plan:
+    def plan(self, batch: AttentionBatch) -> native.AttentionPlan:
         """Cut the step into work for the threads."""
         shape, threads = self._shape, torch.get_num_threads()  # of the runner's thread, which may differ from build's
         if len(self._scratch) < threads:
@@ -106,14 +96,16 @@ class CpuAttention(AttentionBackend):
             scratch=self._scratch,
             partials=torch.empty(parts.partials * shape.kv_heads, self._state),
         )
-        return Plan(work.pack(), work, tuple(trees.values()))
+        return native.AttentionPlan(work.pack(), work, tuple(trees.values()))
 
     def _is_worth_threads(self, batch: AttentionBatch) -> bool:
         """Whether a layer takes longer than waking the threads."""
         width = self._shape.heads * (self._shape.head_dim + self._shape.v_head_dim)
         return int(batch.query_lens_host @ batch.seq_lens_host.astype(np.int64)) * width > WORTH_THREADS
 
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: Plan) -> Tensor:
+    def forward(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, kv: tuple[Tensor, ...], plan: native.AttentionPlan
+    ) -> Tensor:
         """See `AttentionBackend.forward`."""
         assert v is not None, "K and V are kept apart"
         out = torch.empty(q.shape[0], self._shape.heads, self._shape.v_head_dim, dtype=self._dtype)

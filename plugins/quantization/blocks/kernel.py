@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.ops.arena import Arena
-from engine.ops.native import QuantWeight, Scratch, quant_linear
+from engine.ops.native import QuantWeight, quant_linear
 from engine.plugins.quantization.blocks.panels import pack
 from engine.specs.quantization import Linear
 from engine.specs.weight_loader import Blocks
@@ -17,14 +17,14 @@ from engine.specs.weight_loader import Blocks
 class BlockLinear(Linear):
     """y = x W^T + b with inputs rounded to 8 bits. A row's result does not depend on the rest of the batch."""
 
-    def __init__(self, weight: QuantWeight, scratch: Scratch, unrounded: bool, threads: int) -> None:
+    def __init__(self, weight: QuantWeight, unrounded: bool, threads: int) -> None:
         self.out_features, self.in_features = weight.out_features, weight.in_features
-        self._weight, self._scratch, self._threads = weight, scratch, threads
+        self._weight, self._threads = weight, threads
         self._unrounded = unrounded
 
     def __call__(self, x: Tensor) -> Tensor:
         out_dtype = torch.float32 if self._unrounded else x.dtype
-        return quant_linear(x, self._weight, out_dtype, self._scratch, self._threads)
+        return quant_linear(x, self._weight, out_dtype, self._threads)
 
     def weight_bytes(self) -> int:
         bias = self._weight.bias
@@ -32,11 +32,11 @@ class BlockLinear(Linear):
 
 
 def make_layers(threads: int | None = None) -> Callable[[Blocks, Tensor | None, bool], BlockLinear]:
-    """A maker of layers that lie one behind the other in memory and share what rounded inputs are put into."""
-    arena, scratch, count = Arena(), Scratch(), threads or torch.get_num_threads()
+    """A maker of layers that lie one behind the other in memory."""
+    arena, count = Arena(), threads or torch.get_num_threads()
 
     def make(blocks: Blocks, bias: Tensor | None, unrounded: bool) -> BlockLinear:
-        return BlockLinear(pack(blocks, bias, arena), scratch, unrounded, count)
+        return BlockLinear(pack(blocks, bias, arena), unrounded, count)
 
     return make
 
