@@ -24,7 +24,7 @@ from engine.cuda.graphs import Graphs, ladder
 from engine.cuda.inputs import GREEDY, IN_FLIGHT, RowInputs, StepInputs, sampling_fields
 from engine.cuda.sampling import BAD, sample
 from engine.errors import ResourceError
-from engine.runner import Runner
+from engine.runner import WORTH_DROPPING, Runner
 from engine.sampling_params import SamplingParams
 
 Result = Callable[[], StepResult]
@@ -328,9 +328,11 @@ class CudaRunner(Runner):
         inputs, rows, tokens = self._inputs_on_device, len(lens), int(lens.sum())
         inputs.prepare(rows)
         batch = inputs.batch(lens, ends, spread=spread, may_share=shared)
-        self._step.begin(self.backend.plan(batch), tapping=tapping)
+        last = inputs.last_index[:rows]
+        kept = None if every or tapping or tokens - rows < WORTH_DROPPING else last
+        self._step.begin(self.backend.plan(batch), tapping=tapping, kept=kept)
         hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
-        logits = self.model.logits(hidden if every else hidden[inputs.last_index[:rows]])
+        logits = self.model.logits(hidden if every or self._step.dropped else hidden[last])
         sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
         return hidden, logits
 

@@ -84,6 +84,14 @@ class Forward(ABC):
         """The same for `mla`, from plain queries; see `AttentionBackend.forward_latent`."""
         return up.mixed(self.attend(layer, up.absorb(q), rows[:, None], None))
 
+    def keep(self, rows: Tensor) -> Tensor:
+        """Those of the rows [T, …] whose final states somebody wants: [N, …], all of them unless the step says less.
+
+        A model may drop the others once the last layer has stored their KV: it passes everything that it carries on
+        through here, and then returns N states. A prompt needs one of its tokens' states, not all.
+        """
+        return rows
+
     def tap(self, layer: int, hidden: Tensor) -> None:  # noqa: B027
         """Show the hidden state [T, hidden] that enters `layer` (residual included); ignored unless somebody asked."""
 
@@ -120,7 +128,10 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
-        """Ragged tokens int64 [T] at positions int64 [T] -> hidden states [T, hidden] after the final norm."""
+        """Ragged tokens int64 [T] at positions int64 [T] -> hidden states [T, hidden] after the final norm.
+
+        Or [N, hidden], of the rows that `Forward.keep` has left.
+        """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -86,6 +86,18 @@ class DenseForward(Forward):
         return (weights @ values).transpose(0, 1).contiguous()
 
 
+class Keeping(DenseForward):
+    """Wants the states of a few rows only."""
+
+    def __init__(self, profile: ModelProfile, lengths: Sequence[int], kept: Tensor) -> None:
+        super().__init__(profile, lengths)
+        self._kept, self.asked = kept, False
+
+    def keep(self, rows: Tensor) -> Tensor:
+        self.asked = True
+        return rows[self._kept]
+
+
 def build_model(
     offer: ModelOffer,
     linears: Offer[Quantization] | None,
@@ -226,6 +238,16 @@ class ModelConformance(OfferConformance):
         whole = run(built, texts[:1])[0]
         for chunk in (1, 5):
             torch.testing.assert_close(run(built, texts[:1], chunk)[0], whole, rtol=0, atol=1e-4)
+
+    def test_states_that_are_kept_are_the_same(self, built: Model, texts: list[list[int]]) -> None:
+        """A model may drop rows after its last layer's KV is stored; what it then returns is what stays, in order."""
+        tokens, places = torch.tensor(texts[0]), torch.arange(len(texts[0]))
+        kept = torch.tensor([1, len(tokens) - 1])
+        step = Keeping(built.profile, [len(tokens)], kept)
+        with torch.inference_mode():
+            whole = built.forward(tokens, places, DenseForward(built.profile, [len(tokens)]))
+            found = built.forward(tokens, places, step)
+        torch.testing.assert_close(found, whole[kept] if step.asked else whole, rtol=0, atol=1e-4)
 
     @proves("flags:linears")
     def test_layers_come_from_the_quantization(self, checkpoint: Checkpoint) -> None:

@@ -201,3 +201,43 @@ def test_a_shared_prefix_is_looked_for_where_it_pays() -> None:
     assert not cuda._shares(slots, np.full(70, 200))
     cuda._tables[40, 5] = 9  # one differs before the last shared page: all count from there only
     assert not cuda._shares(slots, ends)
+
+
+class KeepingModel(HashModel):
+    """Drops the rows that nobody samples from."""
+
+    left = 0
+
+    def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
+        states = step.keep(super().forward(tokens, positions, step))
+        self.left = len(states)
+        return states
+
+
+def test_rows_that_nobody_samples_from_are_dropped() -> None:
+    """One row is left of each request of a long step, and the same tokens come out."""
+    texts, found = [[i * 7 % 12 for i in range(90)], [3] * 70], []
+    for model in (HashModel(), KeepingModel()):
+        runner = CudaRunner(
+            model, Recorder(), [()], page_size=PAGE, slots=2, max_len=100, device=DEVICE, token_budget=256, graphs=False
+        )
+        batch = StepBatch(
+            number=1,
+            admissions=[admission(slot, tokens) for slot, tokens in enumerate(texts)],
+            entries=[
+                Entry(
+                    slot=slot,
+                    start=0,
+                    count=len(tokens),
+                    samples=slot == 1,
+                    first_page=0,
+                    new_pages=list(range(25 * slot, 25 * slot + 25))[: -(-len(tokens) // PAGE)],
+                )
+                for slot, tokens in enumerate(texts)
+            ],
+        )
+        found.append([one.tokens for one in runner.step(batch).entries])
+    assert isinstance(model, KeepingModel)
+    assert model.left == 2
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 1

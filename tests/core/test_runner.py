@@ -67,3 +67,33 @@ def test_a_row_that_is_not_finite_fails_alone(logprobs: int | None) -> None:
     if logprobs is not None:
         assert first.logprobs is not None
         assert len(first.logprobs[0].token_ids) == 1 + logprobs
+
+
+class Keeping(Successor):
+    """Drops the rows that nobody wants; remembers how many were left."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, step: Forward) -> Tensor:
+        left = step.keep(super().forward(tokens, positions, step))
+        self.left = len(left)
+        return left
+
+
+@pytest.mark.parametrize(("asked", "left"), [(None, 1 + 3 + 1), (0, 300 + 12 + 5)], ids=["dropped", "logprobs"])
+def test_rows_that_nobody_samples_from_are_dropped(asked: int | None, left: int) -> None:
+    """The last rows of each prompt and its drafts stay, and are sampled as if all had stayed."""
+    texts = [[i % 5 for i in range(300)], [2, 3] * 5 + [4, 1], [1, 2, 3, 4, 3]]
+    entries = [
+        Entry(slot=0, start=0, count=300, samples=False, first_page=0, new_pages=[0], prompt_logprobs=asked),
+        Entry(slot=1, start=0, count=12, samples=True, first_page=0, new_pages=[1], drafts=[4, 1]),
+        Entry(slot=2, start=0, count=5, samples=True, first_page=0, new_pages=[2]),
+    ]
+    found = []
+    for model in (Successor(), Keeping()):
+        runner = Runner(model, NoAttention(), [], page_size=400, slots=3, max_len=400, device=torch.device("cpu"))
+        admissions = [admission(slot, tokens) for slot, tokens in enumerate(texts)]
+        found.append(
+            [one.tokens for one in runner.step(StepBatch(number=1, admissions=admissions, entries=entries)).entries]
+        )
+    assert found[0] == found[1] == [[], [4, 5], [4]]
+    assert isinstance(model, Keeping)
+    assert model.left == left

@@ -101,7 +101,7 @@ def load(
         ops,
         embedding=embedding,
         first_norm=reader.dense("layers.0.input_layernorm"),
-        layers=[reader.layer(index, norm) for index, norm in enumerate(norms)],
+        layers=[reader.layer(index, norm, last=norm == "norm") for index, norm in enumerate(norms)],
         head=head,
     )
 

@@ -26,6 +26,7 @@ class Layer:
     feed_forward: GatedMlp | RoutedExperts
     mlp_norm: Tensor  # [hidden]
     next_norm: Tensor
+    last: bool = False  # of the model
 
     def __call__(
         self,
@@ -40,6 +41,8 @@ class Layer:
     ) -> Tensor:
         """x [T, hidden] is normed, residual [T, hidden] is added to in place; returns what `next_norm` makes of it."""
         x = self.attention(index, x, positions, cos_sin, shape, ops, step)
+        if self.last:
+            x, residual = step.keep(x), step.keep(residual)
         x = ops.add_rms_norm(x, residual, self.mlp_norm, shape.eps)
         return ops.add_rms_norm(self.feed_forward(x, ops), residual, self.next_norm, shape.eps)
 
@@ -73,7 +76,7 @@ class Reader:
         """The named matrices one below the other."""
         return self.linears.linear(self.source, [f"model.{name}.weight" for name in names], (), self.device)
 
-    def layer(self, index: int, next_norm: str) -> Layer:
+    def layer(self, index: int, next_norm: str, *, last: bool = False) -> Layer:
         """The layer `index`, and the norm that follows it."""
         at = f"layers.{index}"
         dense = self.shape.routing is None or index < self.shape.dense_layers
@@ -82,6 +85,7 @@ class Reader:
             feed_forward=self._mlp(f"{at}.mlp") if dense else self._experts(f"{at}.mlp"),
             mlp_norm=self.dense(f"{at}.post_attention_layernorm"),
             next_norm=self.dense(next_norm),
+            last=last,
         )
 
     def _attention(self, at: str) -> LatentAttention:

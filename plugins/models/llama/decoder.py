@@ -63,19 +63,22 @@ class Decoder(Model):
         x = ops.rms_norm(residual, self._first_norm, eps)
         for index, layer in enumerate(self._layers):
             x = self._attention(index, layer, x, rotation, step)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
+            if layer is self._layers[-1]:  # all KV is stored: what nobody samples from ends here
+                x, residual = step.keep(x), step.keep(residual)
+            x = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
             x = layer.feed_forward(x, ops)
             x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
             step.tap(index + 1, residual)
         return x
 
     def _attention(self, index: int, layer: Layer, x: Tensor, rotation: Rotation, step: Forward) -> Tensor:
+        """[T, heads * head_dim], before the output projection."""
         shape, ops = self._shape, self._ops
         qkv = layer.qkv(x).view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
         q, k, v = qkv.split_with_sizes((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = ops.rms_norm(q, layer.q_norm, shape.eps), ops.rms_norm(k, layer.k_norm, shape.eps)
-        return layer.out(step.attend_rotated(index, q, k, v, rotation).flatten(1))
+        return step.attend_rotated(index, q, k, v, rotation).flatten(1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).float()
