@@ -50,7 +50,6 @@ class Flag(StrEnum):
     PREFIX_REUSE = "prefix_reuse"  # KV cache: pages of a finished request can be matched again
     PRODUCER = "producer"  # KV connector: publishes KV
     CONSUMER = "consumer"  # KV connector: fetches KV
-    LAYERWISE = "layerwise"  # KV connector: moves a layer while later ones are computed
     TREE_DRAFTS = "tree_drafts"  # speculator: proposes trees
     DRAFT_PROBS = "draft_probs"  # speculator: samples its drafts and reports their distribution
     LOSSLESS = "lossless"  # quantization: the product equals the dense one up to rounding
