@@ -1,11 +1,14 @@
 """Two GPUs of one host: how fast KV moves between them, and what dividing prefill from decode does to running streams.
 
-    python benchmarks/gpu/pair.py [--connectors nccl,rdma] [--slices 16,32,64] [--skip transfer,streams]
+    python benchmarks/gpu/pair.py [--connectors nccl,rdma] [--slices 32,64] [--skip transfer,streams] [--one-card]
 
 Transfer: the KV of 4,096 tokens of an 8B shape (32 layers, 8 KV heads of 128, bf16: 0.54 GB) in scattered pages of 16
 tokens, from `fetch` to FETCHED, acknowledgement included, with and without digests, beside the peer copy of as many
 bytes in the same run. Streams: 50 streams of the shape of Qwen2.5-7B decode while 4,000-token prompts arrive, in one
 engine and in two, beside the same streams alone.
+
+With --one-card both ends are on one GPU, which NCCL refuses: the copy is one within the card, so what remains is what
+the host adds; and the prompts of the streams are computed before, so what remains is what fetching adds.
 """
 
 from __future__ import annotations
@@ -56,14 +59,14 @@ class End:
 
     def __init__(self, name: str, role: Role, gpu: int, check: float, slice_bytes: int) -> None:
         torch.cuda.set_device(gpu)
-        if name == "nccl":
-            for module in ("transport.link", "transport.link_transport", "plugins.kv_connectors.nccl.device"):
-                import_module(f"engine.{module}").SLICE_BYTES = slice_bytes
+        links = "device" if name == "nccl" else "links"
+        for module in ("transport.link", "transport.link_transport", f"plugins.kv_connectors.{name}.{links}"):
+            import_module(f"engine.{module}").SLICE_BYTES = slice_bytes
         plugin = import_module(f"engine.plugins.kv_connectors.{name}")
         (offer,) = plugin.kv_connectors()
         options = offer.options(check=check)
-        self.connector: KVConnector = offer.build(options, role=role, schema=SCHEMA, engine_id=f"gpu-{gpu}")
-        chance = torch.Generator(f"cuda:{gpu}").manual_seed(gpu)
+        self.connector: KVConnector = offer.build(options, role=role, schema=SCHEMA, engine_id=role.value)
+        chance = torch.Generator(f"cuda:{gpu}").manual_seed(int(role is Role.CONSUMER))
         self.pool = [
             tuple(
                 torch.randint(0, 2**15, (POOL, *shape), dtype=torch.int16, device=f"cuda:{gpu}", generator=chance).view(
@@ -104,27 +107,27 @@ def produce(pipe: Connection, name: str, check: float, slice_bytes: int) -> None
     end.connector.close()
 
 
-def peer_copy() -> float:
-    """GB/s of plain copies between the two."""
+def peer_copy(gpu: int) -> float:
+    """GB/s of plain copies from GPU 0."""
     source = torch.ones(BYTES, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty(BYTES, dtype=torch.uint8, device="cuda:1")
+    target = torch.empty(BYTES, dtype=torch.uint8, device=f"cuda:{gpu}")
     times = []
     for _ in range(10):
-        torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+        torch.cuda.synchronize(0), torch.cuda.synchronize(gpu)
         began = time.perf_counter()
         target.copy_(source)
-        torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+        torch.cuda.synchronize(0), torch.cuda.synchronize(gpu)
         times.append(time.perf_counter() - began)
     return BYTES / min(times) / 1e9
 
 
-def transfer(name: str, check: float, slice_bytes: int) -> list[float]:
+def transfer(name: str, check: float, slice_bytes: int, gpu: int) -> list[float]:
     """Seconds of fetches, digests made before; the first, which makes the link, is left out."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=produce, args=(theirs, name, check, slice_bytes), daemon=True)
     process.start()
-    end = End(name, Role.CONSUMER, 1, check, slice_bytes)
+    end = End(name, Role.CONSUMER, gpu, check, slice_bytes)
     assert pipe.recv() == "ready"
     chance, times = random.Random(1), []
     for i in range(ROUNDS):
@@ -151,15 +154,15 @@ def transfer(name: str, check: float, slice_bytes: int) -> list[float]:
     return times[1:]
 
 
-def transfers(names: list[str], slices: list[int]) -> None:
-    """The table of transfers."""
-    before = peer_copy()
+def transfers(names: list[str], slices: list[int], gpu: int) -> None:
+    """The table of transfers from GPU 0."""
+    before = peer_copy(gpu)
     print(f"peer copy {before:.0f} GB/s, {BYTES / 1e9:.2f} GB", flush=True)
     for name in names:
         for check in (0.0, 1.0):
-            for size in slices if name == "nccl" else slices[:1]:
+            for size in slices:
                 try:
-                    times = transfer(name, check, size * 2**20)
+                    times = transfer(name, check, size * 2**20, gpu)
                 except Exception as error:
                     print(f"{name:6} check {check:g} slice {size:3} MiB: {type(error).__name__}: {error}", flush=True)
                     continue
@@ -169,7 +172,7 @@ def transfers(names: list[str], slices: list[int]) -> None:
                     f"{middle / before:.2f} of the peer copy; {statistics.median(times) * 1e3:.2f} ms",
                     flush=True,
                 )
-    print(f"peer copy again {peer_copy():.0f} GB/s", flush=True)
+    print(f"peer copy again {peer_copy(gpu):.0f} GB/s", flush=True)
 
 
 # Streams
@@ -178,12 +181,13 @@ def transfers(names: list[str], slices: list[int]) -> None:
 class Engines:
     """One engine, or two that hand over."""
 
-    def __init__(self, folder: Path, divided: str | None) -> None:
+    def __init__(self, folder: Path, divided: str | None, *, gpu: int) -> None:
         self._loop = asyncio.new_event_loop()
         self._ids = itertools.count()
+        self._ahead = divided is not None and gpu == 0
         self.clients = [
             self._loop.run_until_complete(self._start(folder, gpu, role, divided))
-            for gpu, role in ([(0, "producer"), (1, "consumer")] if divided else [(0, "")])
+            for gpu, role in ([(0, "producer"), (gpu, "consumer")] if divided else [(0, "")])
         ]
         for client in self.clients:
             self._loop.run_until_complete(client.wait_ready())
@@ -201,7 +205,7 @@ class Engines:
                 "scheduler.max_running=64",
                 "scheduler.token_budget=2048",
                 "model.max_context=8192",
-                "kv_cache.memory=40GiB",
+                "kv_cache.memory=30GiB",
                 *connectors,
             ],
         ).config
@@ -231,22 +235,28 @@ class Engines:
                     gaps.append(now - last)
                 last = now
 
-        async def arrive(prompt: list[int]) -> None:
-            began, handle = time.perf_counter(), None
+        async def prefill(prompt: list[int]) -> dict[str, Any] | None:
+            handle = None
             if len(self.clients) > 1:
                 async for output in self._generate(self.clients[0], prompt, 1, {"do_remote_decode": True}):
                     handle = output.kv_transfer or handle
+            return handle
+
+        async def arrive(prompt: list[int], handle: dict[str, Any] | None) -> None:
+            began = time.perf_counter()
+            handle = handle or await prefill(prompt)
             async for output in self._generate(self.clients[-1], prompt, 8, handle):
                 if output.token_ids:
                     firsts.append(time.perf_counter() - began)
                     break
 
+        ahead = [(prompt, await prefill(prompt) if self._ahead else None) for prompt in prompts(arrivals, 4000, 11)]
         tasks = [asyncio.create_task(stream(prompt)) for prompt in prompts(streams, 128, 7)]
         await running.wait()
         gaps.clear()
         extra = []
-        for prompt in prompts(arrivals, 4000, 11):
-            extra.append(asyncio.create_task(arrive(prompt)))
+        for prompt, handle in ahead:
+            extra.append(asyncio.create_task(arrive(prompt, handle)))
             await asyncio.sleep(every)
         await asyncio.gather(*tasks, *extra)
         return gaps, firsts
@@ -260,13 +270,13 @@ class Engines:
             self._loop.run_until_complete(client.close())
 
 
-def streams(connector: str) -> None:
-    """The table of streams."""
+def streams(connector: str, gpu: int) -> None:
+    """The table of streams; the second engine is on `gpu`."""
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(CONFIG))
     idle = {}
-    for name, divided in (("undivided", None), (f"divided, {connector}", connector)):
-        engines = Engines(folder, divided)
+    for name, divided in [("undivided", None)] * (gpu > 0) + [(f"divided, {connector}", connector)]:
+        engines = Engines(folder, divided, gpu=gpu)
         try:
             engines.measure(4, 48, 2, 0.3)
             for case, arrivals in (("idle", 0), ("prompts arrive", 10)):
@@ -286,15 +296,17 @@ def streams(connector: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connectors", default="nccl,rdma")
-    parser.add_argument("--slices", default="16,32,64")
-    parser.add_argument("--skip", default="")
+    parser.add_argument("--connectors", default="nccl,rdma", help="the first is the one that the streams go by")
+    parser.add_argument("--slices", default="32,64", help="sizes of a slice in MiB")
+    parser.add_argument("--skip", default="", help="transfer or streams")
+    parser.add_argument("--one-card", action="store_true", help="both ends on GPU 0")
     args = parser.parse_args()
     print(versions(), flush=True)
+    gpu = 0 if args.one_card else 1
     if "transfer" not in args.skip:
-        transfers(args.connectors.split(","), [int(size) for size in args.slices.split(",")])
+        transfers(args.connectors.split(","), [int(size) for size in args.slices.split(",")], gpu)
     if "streams" not in args.skip:
-        streams(args.connectors.split(",")[0])
+        streams(args.connectors.split(",")[0], gpu)
 
 
 if __name__ == "__main__":
