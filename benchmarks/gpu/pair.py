@@ -60,7 +60,7 @@ class End:
     def __init__(self, name: str, role: Role, gpu: int, check: float, slice_bytes: int) -> None:
         torch.cuda.set_device(gpu)
         links = "device" if name == "nccl" else "links"
-        for module in ("transport.link", "transport.link_transport", f"plugins.kv_connectors.{name}.{links}"):
+        for module in ("transport.link", "transport.line", "transport.slices", f"plugins.kv_connectors.{name}.{links}"):
             import_module(f"engine.{module}").SLICE_BYTES = slice_bytes
         plugin = import_module(f"engine.plugins.kv_connectors.{name}")
         (offer,) = plugin.kv_connectors()

@@ -135,8 +135,12 @@ class Consumer(Loop):
 
     def _fail(self, fetch: _Fetch, error: ProtocolError | ValueError) -> None:
         if fetch.spare and fetch.channel is not None and fetch.grant is None and isinstance(error, ProtocolError):
-            self._forget(fetch.channel)  # the producer had closed it by then, or is another one: ask on a new one
-            fetch.channel, fetch.spare = None, False
+            # The producer had closed it by then: ask whoever is there now, on a new one.
+            if fetch.incoming is not None:
+                fetch.incoming.close()
+            self._transport.hung_up(fetch.channel)
+            self._forget(fetch.channel)
+            fetch.channel, fetch.incoming, fetch.spare = None, None, False
         else:
             self._end(fetch, f"engine {fetch.handle.engine_id}: {error}")
 
@@ -159,9 +163,10 @@ class Consumer(Loop):
             raise ValueError(f"its page size is {grant.schema.page_size}, not what its handle says")
         if len(grant.digests) != len(fetch.blocks):
             raise ValueError(f"the producer granted {len(grant.digests)} blocks, {len(fetch.blocks)} were asked for")
-        fetch.checks = self._sampler.choose(len(fetch.blocks))
-        offered = Offered(grant.detail, grant.schema, fetch.block)
-        fetch.incoming = self._transport.receive(fetch.channel, offered, fetch.grid, fetch.blocks, fetch.checks)
+        if fetch.incoming is None:
+            fetch.checks = self._sampler.choose(len(fetch.blocks))
+            offered = Offered(grant.detail, grant.schema, fetch.block)
+            fetch.incoming = self._transport.receive(fetch.channel, offered, fetch.grid, fetch.blocks, fetch.checks)
         fetch.grant = grant
         now = time.monotonic()
         fetch.renew_at, fetch.deadline = now + grant.lease_seconds / 3, now + self._peer_timeout
@@ -193,7 +198,7 @@ class Consumer(Loop):
         """When to look at a fetch again if nothing is heard of it."""
         if fetch.channel is None:
             return min(fetch.deadline, now + RETRY_SECONDS)
-        if fetch.incoming is None or fetch.confirming:
+        if fetch.incoming is None or fetch.grant is None or fetch.confirming:
             return fetch.deadline
         due = min(fetch.deadline, fetch.renew_at)
         return due if fetch.incoming.pause is None else min(due, now + fetch.incoming.pause)
@@ -222,16 +227,23 @@ class Consumer(Loop):
         if (channel := self._spares.take(fetch.handle.address)) is not None:
             fetch.channel, fetch.spare = channel, True
             self._selector.modify(channel, selectors.EVENT_READ, fetch)
-            channel.send(Open(fetch.handle.token, fetch.first, len(fetch.blocks), fetch.block))
+            fetch.checks = self._sampler.choose(len(fetch.blocks))
+            word, fetch.incoming = self._transport.ahead(channel, fetch.grid, fetch.blocks, fetch.checks)
+            self._open(fetch, channel, word)
             return
         try:
-            fetch.channel = self._transport.dial(fetch.handle.address)
+            channel = self._transport.dial(fetch.handle.address)
         except BlockingIOError:  # its queue of connections is full
             return
         except OSError as error:
             raise ValueError(f"it has stopped or restarted since it made the handle ({error.strerror})") from error
-        self._selector.register(fetch.channel, selectors.EVENT_READ, fetch)
-        fetch.channel.send(Open(fetch.handle.token, fetch.first, len(fetch.blocks), fetch.block))
+        fetch.channel = channel
+        self._selector.register(channel, selectors.EVENT_READ, fetch)
+        self._open(fetch, channel, b"")
+
+    @staticmethod
+    def _open(fetch: _Fetch, channel: Channel, word: bytes) -> None:
+        channel.send(Open(fetch.handle.token, fetch.first, len(fetch.blocks), fetch.block, word))
 
     def _pull(self, fetch: _Fetch, now: float) -> None:
         """Take a bounded amount of what is incoming, and check it."""

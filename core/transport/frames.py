@@ -32,6 +32,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     first: int
     count: int
     block: int
+    word: bytes = b""  # of the transport, that needs no grant to be said
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):

@@ -127,16 +127,17 @@ class Producer(Loop):
                 raise ProtocolError(f"the consumer sent {type(message).__name__} out of turn")
 
     def _open(self, peer: _Peer, asked: Open) -> None:
+        try:
+            grid = self._cut(asked.block)
+        except ValueError as error:
+            self._refuse(peer, str(error))
+            return
+        self._transport.opened(peer.channel, grid, asked.count, asked.word)
         publication = self._publications.find(asked.token)
         if publication is None:
             self._refuse(peer, GONE)
             return
-        try:
-            offered = len(publication.pages) * self._cut(asked.block).per_page
-        except ValueError as error:
-            self._refuse(peer, str(error))
-            return
-        if not 0 <= asked.first <= asked.first + asked.count <= offered:
+        if not 0 <= asked.first <= asked.first + asked.count <= len(publication.pages) * grid.per_page:
             self._refuse(peer, f"{len(publication.pages)} pages were published, not those from {asked.first} on")
             return
         peer.publication, peer.waiting, peer.deadline = publication, asked, None

@@ -104,6 +104,14 @@ class Transport(ABC, Generic[Pool]):
             ProtocolError: it is no consumer of ours. The socket is closed.
         """
 
+    def opened(self, channel: Channel, grid: Pool, count: int, word: bytes) -> None:
+        """A consumer has asked for `count` blocks, and said `word` with it; on the producer's thread. Whether it gets
+        them is open; if not, the channel is closed.
+
+        Raises:
+            ProtocolError: the word makes no sense.
+        """
+
     def offer(self, channel: Channel, grid: Pool, blocks: Blocks) -> bytes:
         """What the consumer must know beside the digests; on the producer's thread, just before the grant goes out."""
         return b""
@@ -126,6 +134,17 @@ class Transport(ABC, Generic[Pool]):
     def consumer_turn(self, now: float) -> float | None:
         """The same at the consumer's end, on its thread; called after its fetches were pulled."""
         return None
+
+    def ahead(self, channel: Channel, grid: Pool, blocks: Blocks, checks: Checks) -> tuple[bytes, Incoming | None]:
+        """Begin to fill `blocks` before they are granted, over a kept channel; on the consumer's thread.
+
+        Returns:
+            What to say with `Open`, and what `receive` would return. Without the latter, `receive` is called later.
+        """
+        return b"", None
+
+    def hung_up(self, channel: Channel) -> None:
+        """The producer has closed a kept channel: it does not do what it was told `ahead`. On the consumer's thread."""
 
     @abstractmethod
     def receive(self, channel: Channel, offer: Offered, grid: Pool, blocks: Blocks, checks: Checks) -> Incoming:
