@@ -22,7 +22,7 @@ from engine.masking import UNMASKED, Masking, SlotMasks
 from engine.resident.driver import Computed, Resident
 from engine.resident.parts import ResidentParts
 from engine.rows import Slot, rows_of
-from engine.sampler import Row, top_logprobs
+from engine.sampler import Row, maxima, top_logprobs
 from engine.sampling_params import SamplingParams
 from engine.specs.attention import AttentionBackend, AttentionBatch, Rotation
 from engine.specs.model import Forward, Model
@@ -195,6 +195,15 @@ class Runner:
         """The model's hidden states [T, hidden]; what is tapped on the way stands in the step."""
         return self.model.forward(tokens, positions, self._step)
 
+    def _finite(self, logits: Tensor) -> list[bool]:
+        """Whether all of each row's logits are finite."""
+        finite: list[bool] = torch.isfinite(logits.sum(-1)).tolist()
+        return finite
+
+    def _best(self, logits: Tensor) -> list[int]:
+        """The most likely token of each row."""
+        return maxima(logits)
+
     def warm_up(self) -> None:
         """Compute a short prompt and a decode step on page 0, which nothing holds yet: libraries allocate and tune on
         first use."""
@@ -290,7 +299,7 @@ class Runner:
         wanted = last_rows(ends[sampling], np.array([_sampled_from(entries[i]) for i in sampling]))
         every = len(wanted) == len(hidden)
         logits = self.model.logits(hidden if every else hidden[self._put(wanted)])
-        finite = torch.isfinite(logits.sum(-1)).tolist()
+        finite = self._finite(logits)
         found = self._sample(entries, sampling, logits, finite, results)
         if self._moves is not None:
             self._moves.settle([(entries[i], one.path) for i, one in found.items()], self._tables)
@@ -326,7 +335,7 @@ class Runner:
         drafts = [Draft(entries[i].drafts, entries[i].draft_parents, entries[i].draft_probs) for i in sampling]
         found: dict[int, Verified] = {}
         at = 0
-        for i, verified in zip(sampling, verify(logits, rows, drafts), strict=True):
+        for i, verified in zip(sampling, verify(logits, rows, drafts, self._best), strict=True):
             entry, result = entries[i], results[i]
             n = result.drafted = len(entry.drafts)
             if not all(finite[at : at + n + 1]):

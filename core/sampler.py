@@ -6,7 +6,7 @@ top-k, top-p, then one draw by inversion of the cumulative distribution in order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,12 +151,18 @@ def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
     ]
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
-    """One token per row. logits: float32 [N, vocab], overwritten where a row reshapes them."""
+def maxima(logits: Tensor) -> list[int]:
+    """The most likely token of each row."""
+    tokens: list[int] = logits.argmax(-1).tolist()
+    return tokens
+
+
+def sample(logits: Tensor, rows: Sequence[Row], best: Callable[[Tensor], list[int]] = maxima) -> list[int]:
+    """One token per row. logits: float32 [N, vocab], overwritten where a row reshapes them; `best` is as `maxima`."""
     for i, row in enumerate(rows):
         if row.reshaped:
             reshape(logits[i], row)
-    tokens: list[int] = logits.argmax(-1).tolist()
+    tokens = best(logits)
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
     if drawn:
         chosen = [rows[i] for i in drawn]
@@ -178,4 +184,4 @@ def top_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
     return [TokenLogprobs([t, *b[:n]], [c, *v[:n]], rank) for t, c, rank, b, v, n in columns]
 
 
-__all__ = ["Row", "distribution", "draw", "endings", "forbid", "reshape", "sample", "top_logprobs"]
+__all__ = ["Row", "distribution", "draw", "endings", "forbid", "maxima", "reshape", "sample", "top_logprobs"]

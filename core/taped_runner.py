@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.ops.native import AttentionPlan
+from engine.ops.native import AttentionPlan, peaks
 from engine.ops.tape import Tape, TapeMemory, record
 from engine.runner import Runner
 
@@ -51,6 +52,15 @@ class TapedRunner(Runner):
         taped.positions.copy_(positions)
         taped.tape.replay(plan.record)
         return self._take(taped.tape.result)
+
+    def _finite(self, logits: Tensor) -> list[bool]:
+        return peaks(logits, torch.get_num_threads())[1]
+
+    def _best(self, logits: Tensor) -> list[int]:
+        return peaks(logits, torch.get_num_threads())[0]
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array))
 
     def _record(self, key: tuple[int, bool], tokens: Tensor, positions: Tensor) -> Tensor:
         """Compute the step plainly, with a tape running; if none comes of it, no other step is tried."""

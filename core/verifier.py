@@ -10,7 +10,7 @@ et al., 2024).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.randomness import Stream, uniform
-from engine.sampler import Row, distribution, draw, reshape, sample
+from engine.sampler import Row, distribution, draw, maxima, reshape, sample
 from engine.specs.speculator import Draft
 from engine.trees import Parents, chain, children
 
@@ -102,13 +102,16 @@ class _Walk:
         return rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
 
 
-def verify(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> list[Verified]:
+def verify(
+    logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft], best: Callable[[Tensor], list[int]] = maxima
+) -> list[Verified]:
     """What comes of the drafts of a step; an empty one is a plain sample.
 
     Args:
         logits: float32 [N, vocab], of each draft in turn a row behind the last real token and one behind each node;
             overwritten where a row reshapes them.
         rows: [N], what each row is sampled with; the history of a node's row ends with the path to it.
+        best: tells the most likely token of each row.
     """
     ends = list(accumulate(len(draft.tokens) + 1 for draft in drafts))
     spans = [range(end - len(draft.tokens) - 1, end) for draft, end in zip(drafts, ends, strict=True)]
@@ -117,7 +120,7 @@ def verify(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> list
     if masses:
         whole = len(masses) == len(drafts)
         chosen = [row for i in masses for row in spans[i]]
-        sampled = iter(sample(logits if whole else logits[chosen], [rows[row] for row in chosen]))
+        sampled = iter(sample(logits if whole else logits[chosen], [rows[row] for row in chosen], best))
         for i in masses:
             found[i] = follow(list(islice(sampled, len(spans[i]))), drafts[i].tokens, drafts[i].parents)
     if drawn := [i for i in range(len(drafts)) if i not in found]:

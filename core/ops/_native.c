@@ -150,6 +150,14 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t given)
     Py_RETURN_NONE;
 }
 
+static PyObject *peaks(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[6]; /* x, rows, width, places, finite, threads */
+    if (!numbers(args, given, 6, n)) return NULL;
+    const peak_args call = {(void *)n[0], n[1], n[2], (void *)n[3], (void *)n[4], (int)n[5]};
+    RUN(n[1] * n[2], engine_peaks(&call));
+    Py_RETURN_NONE;
+}
+
 static PyObject *record(PyObject *self, PyObject *unused) {
     recording = 1;
     torn = 0;
@@ -186,7 +194,7 @@ static PyObject *replay(PyObject *self, PyObject *const *args, Py_ssize_t given)
         METHOD(quant_linear, "Product with a weight of 4 or 8 bits."),                                              \
         METHOD(rms_norm, "RMS norm, with or without a residual."),                                                  \
         METHOD(rope, "Rotate queries and keys in place."), METHOD(silu_mul, "Gated activation."),                   \
-        METHOD(attention, "Store KV and attend."), METHOD(gather, "Rows of a table."),                              \
+        METHOD(attention, "Store KV and attend."), METHOD(gather, "Rows of a table."), METHOD(peaks, "Largest numbers."),                              \
         METHOD(replay, "Repeat recorded calls."),                                                                   \
         {"record", record, METH_NOARGS, "From now on note the calls of this thread, which run as ever."},           \
         {"recorded", recorded, METH_NOARGS, "Note no more; returns what was noted."},

@@ -165,6 +165,15 @@ def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, threads
     return y
 
 
+def peaks(x: Tensor, threads: int) -> tuple[list[int], list[bool]]:
+    """Per row of float32 [rows, width]: the first place of its largest number, and whether all are finite."""
+    x = x.contiguous()
+    rows, width = x.shape
+    places, finite = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
+    _native.peaks(x.data_ptr(), rows, width, places.data_ptr(), finite.data_ptr(), threads)
+    return places.tolist(), finite.tolist()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWork:
     """One step's attention for the kernel; all layers share it. Tensors are int32 and contiguous unless said otherwise.
@@ -275,5 +284,6 @@ __all__ = [
     "attention",
     "linear",
     "pack_rows",
+    "peaks",
     "quant_linear",
 ]

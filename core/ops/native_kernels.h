@@ -88,6 +88,16 @@ typedef struct {
 void engine_silu_mul(const gate_args *args);
 void engine_silu_mul_part(const gate_args *args, int64_t thread, int64_t threads);
 
+/* Per row of x [rows, width]: the first place of its largest number, and whether all its numbers are finite. */
+typedef struct {
+    const float *x;
+    int64_t rows, width;
+    int64_t *places;
+    uint8_t *finite;
+    int threads;
+} peak_args;
+void engine_peaks(const peak_args *args);
+
 /* Keys per segment: the grain at which one query's keys may be spread over threads. */
 enum { ATTENTION_SEGMENT = 512 };
 

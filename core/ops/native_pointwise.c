@@ -115,4 +115,29 @@ void engine_silu_mul(const gate_args *p) {
 #pragma omp parallel for num_threads(p->threads) if (p->tokens * p->width > WORTH_THREADS / 4)
     for (int thread = 0; thread < p->threads; thread++) engine_silu_mul_part(p, thread, p->threads);
 }
+
+INLINE int64_t peak_of(const float *x, int64_t width, uint8_t *finite) {
+    __m512 top = _mm512_set1_ps(-INFINITY);
+    __mmask16 odd = 0;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const __mmask16 lanes = first_lanes(width - i);
+        const __m512 value = _mm512_mask_loadu_ps(_mm512_set1_ps(x[0]), lanes, x + i);
+        odd |= _mm512_fpclass_ps_mask(value, 0x99); /* NaN of either kind, infinity of either sign */
+        top = _mm512_max_ps(top, value);
+    }
+    *finite = !odd;
+    const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    for (int64_t i = 0; i < width; i += LANES) {
+        const __mmask16 same =
+            _mm512_mask_cmp_ps_mask(first_lanes(width - i), _mm512_maskz_loadu_ps(first_lanes(width - i), x + i), most, 0);
+        if (same) return i + __builtin_ctz(same);
+    }
+    return 0; /* there is a NaN */
+}
+
+void engine_peaks(const peak_args *p) {
+#pragma omp parallel for num_threads(p->threads) if (p->rows > 1)
+    for (int64_t row = 0; row < p->rows; row++)
+        p->places[row] = peak_of(p->x + row * p->width, p->width, p->finite + row);
+}
 #endif

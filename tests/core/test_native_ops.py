@@ -156,3 +156,18 @@ class TestSelection:
         code = "import sys, engine.ops.kernels as k; print(k.find_spec('engine.ops.native') and 'torch' in sys.modules)"
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == "False"
+
+
+@needs_kernels
+def test_peaks_are_first_places_of_finite_rows() -> None:
+    from engine.ops.native import peaks
+
+    x = draw(torch.float32, 7, 1001)
+    x[1, 1000], x[2, 5], x[3, 0] = torch.nan, torch.inf, -torch.inf
+    x[4], x[5, [17, 999]] = -2.0, 9.0
+    x[6] = -torch.inf
+    places, finite = peaks(x, 2)
+    assert finite == [True, False, False, False, True, True, False]
+    assert [places[row] for row in (0, 2, 3, 4, 5)] == [int(x[0].argmax()), 5, int(x[3].argmax()), 0, 17]
+    assert 0 <= places[1] < 1001
+    assert peaks(x[:, 3:20], 2)[0][5] == 14
