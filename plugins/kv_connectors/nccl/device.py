@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -15,6 +15,11 @@ from engine.transport.link import SLICE_BYTES, WINDOW, Landing, Link, LinkLost, 
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+TOGETHER: Final = 2
+"""Slices that NCCL is told of at once, where as many are due. What is sent or received together is done together, so of
+eight slices under way most can be scattered while the rest comes in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +67,7 @@ class NcclLink(Link):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._free = [_Slot(torch.empty(slice_bytes, dtype=torch.uint8, device=device)) for _ in range(WINDOW)]
         self._queue: deque[_Operation] = deque()
-        self._begun: _Operation | None = None
+        self._begun: list[_Operation] = []
         self._left: list[NcclLanding] = []  # nobody waits for them, but their slots are being written
         self._closed = False
         with torch.cuda.device(device):
@@ -97,13 +102,14 @@ class NcclLink(Link):
             self._free.append(landing.operation.slot)
         with torch.cuda.device(self._device):
             while self._library.progress(self._comm):
-                if self._begun is not None:
-                    self._queued(self._begun)
-                    self._begun = None
-                if not self._queue:
+                for operation in self._begun:
+                    self._queued(operation)
+                self._begun = [self._queue.popleft() for _ in range(min(TOGETHER, len(self._queue)))]
+                if not self._begun:
                     return bool(self._left)
-                self._begun = self._queue.popleft()
-                self._begin(self._begun)
+                with self._library.together():
+                    for operation in self._begun:
+                        self._begin(operation)
         return True
 
     def _begin(self, operation: _Operation) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +91,16 @@ class Library:
         self._check(self._nccl.ncclCommGetAsyncError(comm, byref(state)))
         self._check(state.value)
         return state.value == SUCCESS
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Begin all sends and receives of the block at once: NCCL puts them on their streams in one piece of work."""
+        self._check(self._nccl.ncclGroupStart())
+        try:
+            yield
+        finally:
+            ended = self._nccl.ncclGroupEnd()
+        self._check(ended)
 
     def send(self, comm: int, address: int, num_bytes: int, peer: int, stream: int) -> None:
         """Begin to queue a send on a stream."""
