@@ -16,7 +16,7 @@ setup(
                 "core/ops/native_quant.c",
                 "core/ops/native_tape.c",
             ],
-            depends=["core/ops/native_kernels.h", "core/ops/native_simd.h", "core/ops/native_tile.h"],
+            depends=[f"core/ops/native_{name}.h" for name in ("kernels", "pages", "scores", "simd", "tile")],
             extra_compile_args=FLAGS,
             extra_link_args=["-fopenmp"],
             optional=True,

@@ -167,8 +167,8 @@ static PyObject *record(PyObject *self, PyObject *unused) {
 
 static PyObject *recorded(PyObject *self, PyObject *unused) {
     recording = 0;
-    PyObject *const ops =
-        torn ? PyErr_NoMemory() : PyBytes_FromStringAndSize((char *)tape.ops, tape.count * (Py_ssize_t)sizeof *tape.ops);
+    const Py_ssize_t size = tape.count * (Py_ssize_t)sizeof *tape.ops;
+    PyObject *const ops = torn ? PyErr_NoMemory() : PyBytes_FromStringAndSize((char *)tape.ops, size);
     free(tape.ops);
     tape.ops = NULL;
     tape.count = tape.room = 0;
@@ -194,8 +194,8 @@ static PyObject *replay(PyObject *self, PyObject *const *args, Py_ssize_t given)
         METHOD(quant_linear, "Product with a weight of 4 or 8 bits."),                                              \
         METHOD(rms_norm, "RMS norm, with or without a residual."),                                                  \
         METHOD(rope, "Rotate queries and keys in place."), METHOD(silu_mul, "Gated activation."),                   \
-        METHOD(attention, "Store KV and attend."), METHOD(gather, "Rows of a table."), METHOD(peaks, "Largest numbers."),                              \
-        METHOD(replay, "Repeat recorded calls."),                                                                   \
+        METHOD(attention, "Store KV and attend."), METHOD(gather, "Rows of a table."),                              \
+        METHOD(peaks, "Largest numbers."), METHOD(replay, "Repeat recorded calls."),                                \
         {"record", record, METH_NOARGS, "From now on note the calls of this thread, which run as ever."},           \
         {"recorded", recorded, METH_NOARGS, "Note no more; returns what was noted."},
 

@@ -16,9 +16,13 @@
 #include <omp.h>
 
 #include "native_kernels.h"
+#include "native_pages.h"
+#include "native_scores.h"
 
 enum { ITEM_COLUMNS = 7, MERGE_COLUMNS = 5 };
-enum { CHUNK = 128, SEGMENT = ATTENTION_SEGMENT, BLOCKS = CHUNK / LANES };
+enum { MANY = 4 }; /* decodes per thread from which on a thread takes all KV heads of one, and fetches ahead */
+enum { SEGMENT = ATTENTION_SEGMENT, BLOCKS = CHUNK / LANES };
+_Static_assert(FETCHES == 2 * BLOCKS, "K and V of a chunk");
 
 /* One request's part of an item, with what the loops over keys need. */
 typedef struct {
@@ -29,6 +33,9 @@ typedef struct {
     int64_t first_token;                                /* of the request, in the batch */
     const uint8_t *tree;                                /* [queries, length - drawn], or null */
     int64_t drawn;                                      /* the first key that a tree's mask is about */
+    fetches *ahead;                                     /* null where nothing is fetched */
+    const int32_t *next_item;                           /* what is done next, or null, and for which KV head */
+    int64_t next_head;
 } work;
 
 /* Running softmax of some rows: maximum, sum, and unnormalised output. */
@@ -80,91 +87,6 @@ INLINE void find_blocks(const int is_bf16, const work *w, int64_t chunk, int64_t
         v[block] = (const char *)w->args->v_pages + (page * w->args->v_page + within * p->v_head_dim) * size;
     }
 }
-
-INLINE void score_tile(const int is_bf16, const int rows, const int columns, const char *const *q, const char *const *k,
-                       int64_t steps, float *scores) {
-    __m512 sum[TILE_ROWS][TILE_COLUMNS];
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < columns; v++) sum[i][v] = _mm512_setzero_ps();
-    tile(is_bf16, rows, columns, q, k, 64, steps, 0, 0, sum);
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < columns; v++) _mm512_store_ps(scores + i * CHUNK + v * LANES, sum[i][v]);
-}
-
-/* scores [rows][CHUNK] = q k^T for `count` blocks. */
-INLINE void score(const int is_bf16, const int rows, const char *const *q, const char *const *k, int64_t count,
-                  int64_t steps, float *scores) {
-    int64_t block = 0;
-    for (; block + TILE_COLUMNS <= count; block += TILE_COLUMNS)
-        score_tile(is_bf16, rows, TILE_COLUMNS, q, k + block, steps, scores + block * LANES);
-    for (; block < count; block++) score_tile(is_bf16, rows, 1, q, k + block, steps, scores + block * LANES);
-}
-
-INLINE void value_tile(const int is_bf16, const int rows, const int columns, const char *const *weights,
-                       const char *const *v, int64_t keys, int64_t width, int64_t column, const float *keep,
-                       float *out) {
-    const int64_t stride = width * 4, per_step = is_bf16 ? 2 : 1;
-    __m512 sum[TILE_ROWS][TILE_COLUMNS];
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int c = 0; c < columns; c++)
-            sum[i][c] = _mm512_mul_ps(_mm512_loadu_ps(out + i * width + column + c * LANES), _mm512_set1_ps(keep[i]));
-    for (int64_t key = 0; key < keys; key += LANES) {
-        const int64_t here = keys - key < LANES ? keys - key : LANES, steps = here / per_step;
-        const char *a[TILE_ROWS], *b[TILE_COLUMNS];
-#pragma GCC unroll 6
-        for (int i = 0; i < rows; i++) a[i] = weights[i] + key * (4 / per_step);
-#pragma GCC unroll 4
-        for (int c = 0; c < columns; c++) b[c] = v[key / LANES] + (column + c * LANES) * 4;
-        tile(is_bf16, rows, columns, a, b, stride, steps, 0, 0, sum);
-        if (here % per_step) { /* the last key has no partner: what lies there may be anything, even NaN */
-#pragma GCC unroll 4
-            for (int c = 0; c < columns; c++) {
-                const __m512i lone =
-                    _mm512_and_si512(_mm512_loadu_si512(b[c] + steps * stride), _mm512_set1_epi32(0xFFFF));
-#pragma GCC unroll 6
-                for (int i = 0; i < rows; i++)
-                    sum[i][c] = dot_step(is_bf16, sum[i][c], *(const uint32_t *)(a[i] + 4 * steps), lone);
-            }
-        }
-    }
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int c = 0; c < columns; c++) _mm512_storeu_ps(out + i * width + column + c * LANES, sum[i][c]);
-}
-
-/* out [rows][width] = out * keep + weights v over `keys` keys. */
-INLINE void weigh(const int is_bf16, const int rows, const char *const *weights, const char *const *v, int64_t keys,
-                  int64_t width, const float *keep, float *out) {
-    int64_t column = 0;
-    for (; column + TILE_COLUMNS * LANES <= width; column += TILE_COLUMNS * LANES)
-        value_tile(is_bf16, rows, TILE_COLUMNS, weights, v, keys, width, column, keep, out);
-    for (; column < width; column += LANES) value_tile(is_bf16, rows, 1, weights, v, keys, width, column, keep, out);
-}
-
-typedef void score_kernel(const char *const *, const char *const *, int64_t, int64_t, float *);
-typedef void weigh_kernel(const char *const *, const char *const *, int64_t, int64_t, const float *, float *);
-#define DEFINE_FOR(TYPE, IS_BF16, R)                                                                         \
-    static void score_##TYPE##_##R(const char *const *q, const char *const *k, int64_t count, int64_t steps, \
-                                   float *s) {                                                               \
-        score(IS_BF16, R, q, k, count, steps, s);                                                            \
-    }                                                                                                        \
-    static void weigh_##TYPE##_##R(const char *const *w, const char *const *v, int64_t keys, int64_t width,  \
-                                   const float *keep, float *out) {                                          \
-        weigh(IS_BF16, R, w, v, keys, width, keep, out);                                                     \
-    }
-#define DEFINE(R) DEFINE_FOR(f32, 0, R) DEFINE_FOR(bf16, 1, R)
-FOR_EACH_ROW_COUNT(DEFINE)
-#undef DEFINE
-#define TABLE(NAME) {NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6}
-static score_kernel *const score_kernels[2][TILE_ROWS] = {TABLE(score_f32), TABLE(score_bf16)};
-static weigh_kernel *const weigh_kernels[2][TILE_ROWS] = {TABLE(weigh_f32), TABLE(weigh_bf16)};
 
 INLINE __m512 scaled(const attention_plan *p, __m512 scores) {
     const float log2e = 1.44269504f;
@@ -231,10 +153,11 @@ INLINE void visit(const int is_bf16, const work *w, int64_t row, int64_t rows, i
             (const char *)w->args->q + ((w->first_token + query[i]) * w->args->q_token + head * w->args->q_head) * size;
         weights[i] = is_bf16 ? (const char *)narrowed[i] : (const char *)scores[i];
     }
-    score_kernels[is_bf16][rows - 1](q, k, count, p->head_dim * size / 4, scores[0]);
+    score_kernels[is_bf16][rows - 1](q, k, count, p->head_dim * size / 4, w->ahead, scores[0]);
     for (int64_t i = 0; i < rows; i++)
         keep[i] = soften(is_bf16, w, query[i], chunk, count, scores[i], narrowed[i], s.max + row + i, s.sum + row + i);
-    weigh_kernels[is_bf16][rows - 1](weights, v, end, p->v_head_dim, keep, s.out + row * p->v_head_dim);
+    weigh_kernels[is_bf16][rows - 1](weights, v, end, p->v_head_dim, keep, w->ahead,
+                                     s.out + row * p->v_head_dim);
 }
 
 static void clear(state s, int64_t rows, int64_t width) {
@@ -243,6 +166,31 @@ static void clear(state s, int64_t rows, int64_t width) {
         s.sum[i] = 0;
     }
     for (int64_t i = 0; i < rows * width; i += LANES) _mm512_storeu_ps(s.out + i, _mm512_setzero_ps());
+}
+
+/* What is read after the chunk that ends at `stop`: the keys from there on, or the first of the next item. */
+INLINE void look_ahead(const int is_bf16, const work *w, int64_t stop, int64_t last) {
+    work next = *w;
+    int64_t keys = last - stop;
+    if (keys <= 0) {
+        if (!w->next_item) return;
+        next.request = w->next_item[0];
+        next.kv_head = w->next_head;
+        stop = 0;
+        keys = w->plan->seq_lens[next.request];
+    }
+    const int64_t count = ((keys < CHUNK ? keys : CHUNK) + LANES - 1) / LANES, size = is_bf16 ? 2 : 4;
+    const char *k[BLOCKS], *v[BLOCKS];
+    find_blocks(is_bf16, &next, stop, count, k, v);
+    fetches *const f = w->ahead;
+    f->next = 0;
+    f->count = 2 * count;
+    for (int64_t block = 0; block < count; block++) {
+        f->block[block].at = k[block];
+        f->block[block].lines = LANES * w->plan->head_dim * size / 64;
+        f->block[count + block].at = v[block];
+        f->block[count + block].lines = LANES * w->plan->v_head_dim * size / 64;
+    }
 }
 
 INLINE void segment(const int is_bf16, const work *w, int64_t index, state s) {
@@ -256,8 +204,10 @@ INLINE void segment(const int is_bf16, const work *w, int64_t index, state s) {
         const char *k[BLOCKS], *v[BLOCKS];
         const int64_t keys = stop - chunk < CHUNK ? stop - chunk : CHUNK;
         find_blocks(is_bf16, w, chunk, (keys + LANES - 1) / LANES, k, v);
+        if (w->ahead) look_ahead(is_bf16, w, chunk + keys, last);
         for (int64_t row = 0; row < w->rows; row += TILE_ROWS)
             visit(is_bf16, w, row, w->rows - row < TILE_ROWS ? w->rows - row : TILE_ROWS, chunk, k, v, s);
+        while (w->ahead && w->ahead->next < w->ahead->count) fetch(w->ahead);
     }
 }
 
@@ -304,31 +254,14 @@ static state partial_state(const attention_plan *p, int64_t partial, int64_t kv_
     return state_at(p->partials + (partial * p->kv_heads + kv_head) * p->partial_floats, rows);
 }
 
-/* Puts one token's K and V of one head where the slot mapping says. */
-INLINE void put(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t token, int64_t head) {
-    const int64_t per_step = is_bf16 ? 2 : 1, size = is_bf16 ? 2 : 4;
-    const int64_t page = p->slots[token] / p->page_size, offset = p->slots[token] % p->page_size;
-    const int64_t block = offset / LANES * LANES, lane = offset % LANES;
-    const char *k = (const char *)a->k + (token * a->k_token + head * a->k_head) * size;
-    uint32_t *k_out =
-        (uint32_t *)((char *)a->k_pages + (page * a->k_page + (head * p->page_size + block) * p->head_dim) * size);
-    for (int64_t step = 0; step < p->head_dim / per_step; step++)
-        k_out[step * LANES + lane] = ((const uint32_t *)k)[step];
-    const char *v = (const char *)a->v + (token * a->v_token + head * a->v_head) * size;
-    char *v_out = (char *)a->v_pages +
-                  (page * a->v_page + (head * p->page_size + offset / per_step * per_step) * p->v_head_dim) * size;
-    for (int64_t i = 0; i < p->v_head_dim; i++) {
-        if (is_bf16)
-            ((bf16 *)v_out)[2 * i + offset % 2] = ((const bf16 *)v)[i];
-        else
-            ((float *)v_out)[i] = ((const float *)v)[i];
-    }
-}
-
-INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index,
-                     float *scratch) {
-    const int32_t *item = p->items + index % p->num_items * ITEM_COLUMNS;
-    const work w = work_of(p, a, item, index / p->num_items);
+/* `next`, unless null, is the item that follows, for the head `next_head`. */
+INLINE void run_item(const int is_bf16, const attention_plan *p, const attention_args *a, const int32_t *item,
+                     int64_t kv_head, float *scratch, fetches *ahead, const int32_t *next, int64_t next_head) {
+    work w = work_of(p, a, item, kv_head);
+    w.ahead = ahead;
+    w.next_item = next;
+    w.next_head = next_head;
+    if (next) claim(is_bf16, p, a, p->query_start[next[0]], next_head);
     if (item[6])
         for (int64_t i = 0; i < item[2]; i++) put(is_bf16, p, a, w.first_token + item[1] + i, w.kv_head);
     if (item[5] >= 0) {
@@ -363,14 +296,36 @@ INLINE void run_merge(const int is_bf16, const attention_plan *p, const attentio
     finish(is_bf16, &w, total);
 }
 
+INLINE const int32_t *item_at(const attention_plan *p, int64_t index) {
+    return index < p->num_items ? p->items + index * ITEM_COLUMNS : 0;
+}
+
+/* All KV heads of one decode after the other, for they lie side by side. */
+INLINE void run_decode(const int is_bf16, const attention_plan *p, const attention_args *a, int64_t index,
+                       float *scratch, fetches *ahead) {
+    const int32_t *const item = item_at(p, index), *const after = item_at(p, index + omp_get_num_threads());
+    for (int64_t head = 0; head + 1 < p->kv_heads; head++)
+        run_item(is_bf16, p, a, item, head, scratch, ahead, item, head + 1);
+    run_item(is_bf16, p, a, item, p->kv_heads - 1, scratch, ahead, after, 0);
+}
+
 INLINE void attend(const int is_bf16, const attention_plan *p, const attention_args *a, float *scratch) {
     const int64_t heads = p->kv_heads;
+    const int decodes = p->tokens == p->requests;
+    fetches ahead = {.count = 0};
     if (p->num_stores) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < p->num_stores * heads; i++) put(is_bf16, p, a, p->stores[i / heads], i % heads);
     }
+    if (decodes && p->num_items == p->requests && p->num_items >= MANY * p->threads) {
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < p->num_items * heads; i++) run_item(is_bf16, p, a, i, scratch);
+        for (int64_t i = 0; i < p->num_items; i++) run_decode(is_bf16, p, a, i, scratch, &ahead);
+    } else {
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t i = 0; i < p->num_items * heads; i++)
+            run_item(is_bf16, p, a, item_at(p, i % p->num_items), i / p->num_items, scratch, decodes ? &ahead : 0, 0,
+                     0);
+    }
     if (p->num_merges) {
 #pragma omp barrier
 #pragma omp for schedule(static) nowait

@@ -2,8 +2,8 @@
  * between bfloat16 and float32. Every function splits its work over at most `threads` threads of the OpenMP runtime.
  *
  * What ends in `_part` does the share of one thread of a team, for who has a team already; shares may run at the same
- * time and in any order. A result does not depend on how the work is shared. What ends in `_is_wide` tells whether it
- * is worth waking threads for. */
+ * time and in any order. `next`, 0 before the first begins, is how threads share out what is long. A result does not
+ * depend on how the work is shared. What ends in `_is_wide` tells whether it is worth waking threads for. */
 #ifndef ENGINE_NATIVE_KERNELS_H
 #define ENGINE_NATIVE_KERNELS_H
 
@@ -24,7 +24,7 @@ typedef struct {
     int threads;
 } linear_args;
 void engine_linear(const linear_args *args);
-void engine_linear_part(const linear_args *args, int64_t thread, int64_t threads);
+void engine_linear_part(const linear_args *args, int64_t thread, int64_t threads, int64_t *next);
 int engine_linear_is_wide(const linear_args *args);
 
 /* y [m, n] = x [m, k] W^T + bias, with inputs rounded to 8 bits in blocks of 32 along k, one scale each.
@@ -49,7 +49,7 @@ enum { QUANT_INPUT_BYTES = 48 };
 void engine_quant_linear(const quant_args *args);
 /* Its two halves: rounding the inputs, and the product when all of them are rounded. */
 void engine_quantize_part(const quant_args *args, int64_t thread, int64_t threads);
-void engine_quant_product_part(const quant_args *args, int64_t thread, int64_t threads);
+void engine_quant_product_part(const quant_args *args, int64_t thread, int64_t threads, int64_t *next);
 int engine_quant_linear_is_wide(const quant_args *args);
 
 /* Rows are indexed by (outer, inner). `residual`, unless null, is dense: x is added to it and the sum normalised. */

@@ -87,25 +87,25 @@ static void block_panels(const linear_args *p, int64_t first_row, int64_t last_r
     }
 }
 
-void engine_linear_part(const linear_args *p, int64_t thread, int64_t threads) {
+void engine_linear_part(const linear_args *p, int64_t thread, int64_t threads, int64_t *next) {
     const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS;
+    if (p->m == 0) return;
+    if (p->m <= TILE_ROWS) {
+        stream_panels(p, panels * thread / threads, panels * (thread + 1) / threads);
+        return;
+    }
     int64_t most = CACHED_X_BYTES / (2 * p->k);
     if (most < 8 * TILE_ROWS) most = 8 * TILE_ROWS;
-    const int64_t blocks = (p->m + most - 1) / most, units = blocks * panels;
-    /* Blocks of nearly equal size, for threads share the work by counting them. */
-    const int64_t tiles = (p->m + TILE_ROWS - 1) / TILE_ROWS;
-    int64_t unit = units * thread / threads;
-    const int64_t end = units * (thread + 1) / threads;
-    while (unit < end) {
-        const int64_t index = unit / panels, panel = unit % panels;
-        const int64_t row = tiles * index / blocks * TILE_ROWS, next = tiles * (index + 1) / blocks * TILE_ROWS;
-        const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-        if (p->m <= TILE_ROWS)
-            stream_panels(p, panel, last);
-        else
-            block_panels(p, row, next < p->m ? next : p->m, panel, last);
-        unit += last - panel;
-    }
+    const int64_t blocks = (p->m + most - 1) / most, tiles = (p->m + TILE_ROWS - 1) / TILE_ROWS;
+    int64_t unit, end;
+    while (take_units(next, blocks * panels, threads, &unit, &end))
+        while (unit < end) {
+            const int64_t index = unit / panels, panel = unit % panels;
+            const int64_t row = tiles * index / blocks * TILE_ROWS, stop = tiles * (index + 1) / blocks * TILE_ROWS;
+            const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
+            block_panels(p, row, stop < p->m ? stop : p->m, panel, last);
+            unit += last - panel;
+        }
 }
 
 int engine_linear_is_wide(const linear_args *p) {
@@ -113,7 +113,8 @@ int engine_linear_is_wide(const linear_args *p) {
 }
 
 void engine_linear(const linear_args *p) {
+    int64_t next = 0;
 #pragma omp parallel for num_threads(p->threads) schedule(static) if (engine_linear_is_wide(p))
-    for (int thread = 0; thread < p->threads; thread++) engine_linear_part(p, thread, p->threads);
+    for (int thread = 0; thread < p->threads; thread++) engine_linear_part(p, thread, p->threads, &next);
 }
 #endif

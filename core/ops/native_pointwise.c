@@ -128,8 +128,8 @@ INLINE int64_t peak_of(const float *x, int64_t width, uint8_t *finite) {
     *finite = !odd;
     const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(top));
     for (int64_t i = 0; i < width; i += LANES) {
-        const __mmask16 same =
-            _mm512_mask_cmp_ps_mask(first_lanes(width - i), _mm512_maskz_loadu_ps(first_lanes(width - i), x + i), most, 0);
+        const __mmask16 lanes = first_lanes(width - i);
+        const __mmask16 same = _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, x + i), most, _CMP_EQ_OQ);
         if (same) return i + __builtin_ctz(same);
     }
     return 0; /* there is a NaN */

@@ -162,22 +162,24 @@ static void pass_panels(const quant_args *p, int64_t first_row, int64_t last_row
         }
 }
 
-void engine_quant_product_part(const quant_args *p, int64_t thread, int64_t threads) {
+void engine_quant_product_part(const quant_args *p, int64_t thread, int64_t threads, int64_t *next) {
     const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS, row_bytes = p->k / 32 * (int64_t)sizeof(input_block);
+    if (p->m <= QUANT_ROWS) {
+        pass_panels(p, 0, p->m, panels * thread / threads, panels * (thread + 1) / threads);
+        return;
+    }
     int64_t most = CACHED_X_BYTES / row_bytes;
     if (most < 8 * QUANT_ROWS) most = 8 * QUANT_ROWS;
-    const int64_t groups = (p->m + most - 1) / most, units = groups * panels;
-    const int64_t tiles = (p->m + QUANT_ROWS - 1) / QUANT_ROWS;
-    int64_t unit = units * thread / threads;
-    const int64_t end = units * (thread + 1) / threads;
-    while (unit < end) {
-        const int64_t index = unit / panels, panel = unit % panels;
-        const int64_t row = tiles * index / groups * QUANT_ROWS;
-        const int64_t next = tiles * (index + 1) / groups * QUANT_ROWS;
-        const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-        pass_panels(p, row, next < p->m ? next : p->m, panel, last);
-        unit += last - panel;
-    }
+    const int64_t groups = (p->m + most - 1) / most, tiles = (p->m + QUANT_ROWS - 1) / QUANT_ROWS;
+    int64_t unit, end;
+    while (take_units(next, groups * panels, threads, &unit, &end))
+        while (unit < end) {
+            const int64_t index = unit / panels, panel = unit % panels;
+            const int64_t row = tiles * index / groups * QUANT_ROWS, stop = tiles * (index + 1) / groups * QUANT_ROWS;
+            const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
+            pass_panels(p, row, stop < p->m ? stop : p->m, panel, last);
+            unit += last - panel;
+        }
 }
 
 int engine_quant_linear_is_wide(const quant_args *p) {
@@ -185,12 +187,13 @@ int engine_quant_linear_is_wide(const quant_args *p) {
 }
 
 void engine_quant_linear(const quant_args *p) {
+    int64_t next = 0;
 #pragma omp parallel num_threads(p->threads) if (engine_quant_linear_is_wide(p))
     {
 #pragma omp for schedule(static)
         for (int thread = 0; thread < p->threads; thread++) engine_quantize_part(p, thread, p->threads);
 #pragma omp for schedule(static)
-        for (int thread = 0; thread < p->threads; thread++) engine_quant_product_part(p, thread, p->threads);
+        for (int thread = 0; thread < p->threads; thread++) engine_quant_product_part(p, thread, p->threads, &next);
     }
 }
 #endif

@@ -15,6 +15,20 @@ enum { LANES = 16 };
 
 typedef uint16_t bf16;
 
+/* Work that threads take from a common heap as they get to it, so that one that is kept from its core delays nobody:
+ * `next` is the first unit that nobody has taken. Pieces get smaller towards the end, and even while they can be. */
+INLINE int take_units(int64_t *next, int64_t units, int64_t threads, int64_t *from, int64_t *to) {
+    int64_t first = __atomic_load_n(next, __ATOMIC_RELAXED), count;
+    do {
+        if (first >= units) return 0;
+        count = (units - first) / (2 * threads);
+        count = count < 2 ? 1 : count & ~(int64_t)1;
+    } while (!__atomic_compare_exchange_n(next, &first, first + count, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    *from = first;
+    *to = first + count;
+    return 1;
+}
+
 /* The first n lanes, n clipped to 0..16. */
 INLINE __mmask16 first_lanes(int64_t n) {
     return n >= LANES ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);

@@ -36,16 +36,16 @@ static int is_lone(const tape_op *op) {
 
 /* Whether an op needs only what the same thread made in the op before: it rounds what was gated, shared out alike. */
 static int follows(const tape_op *before, const tape_op *op) {
-    return before->kind == OP_GATE && op->kind == OP_QUANTIZE && before->gate.y == op->quant.x &&
-           before->gate.width == op->quant.k && op->quant.x_stride == op->quant.k && before->gate.tokens == op->quant.m &&
-           is_lone(before) == is_lone(op);
+    if (before->kind != OP_GATE || op->kind != OP_QUANTIZE || is_lone(before) != is_lone(op)) return 0;
+    return before->gate.y == op->quant.x && before->gate.tokens == op->quant.m && before->gate.width == op->quant.k &&
+           op->quant.x_stride == op->quant.k;
 }
 
-static void run_part(const tape_op *op, const attention_plan *plan, int64_t thread, int64_t threads) {
+static void run_part(const tape_op *op, const attention_plan *plan, int64_t thread, int64_t threads, int64_t *next) {
     switch (op->kind) {
-    case OP_LINEAR: engine_linear_part(&op->linear, thread, threads); break;
+    case OP_LINEAR: engine_linear_part(&op->linear, thread, threads, next); break;
     case OP_QUANTIZE: engine_quantize_part(&op->quant, thread, threads); break;
-    case OP_QUANT_PRODUCT: engine_quant_product_part(&op->quant, thread, threads); break;
+    case OP_QUANT_PRODUCT: engine_quant_product_part(&op->quant, thread, threads, next); break;
     case OP_NORM: engine_rms_norm_part(&op->norm, thread, threads); break;
     case OP_ROPE: engine_rope_part(&op->rope, thread, threads); break;
     case OP_GATE: engine_silu_mul_part(&op->gate, thread, threads); break;
@@ -55,6 +55,8 @@ static void run_part(const tape_op *op, const attention_plan *plan, int64_t thre
 }
 
 void engine_replay(const tape_op *ops, int64_t count, const attention_plan *plan, int threads) {
+    int64_t next[count];
+    memset(next, 0, sizeof next);
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -65,9 +67,9 @@ void engine_replay(const tape_op *ops, int64_t count, const attention_plan *plan
 #pragma omp barrier
             }
             if (!lone)
-                run_part(&ops[i], plan, thread, team);
+                run_part(&ops[i], plan, thread, team, next + i);
             else if (thread == 0)
-                run_part(&ops[i], plan, 0, 1);
+                run_part(&ops[i], plan, 0, 1, next + i);
             were_lone = lone;
         }
     }
