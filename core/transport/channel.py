@@ -18,7 +18,7 @@ _READ: Final = 2**16
 PIECES: Final = 512
 """Buffers handed to the kernel in one call; half of what Linux takes."""
 
-TURN_BYTES: Final = 2**22
+TURN_BYTES: Final = 2**24
 """Bulk bytes moved in one call, so that a fast peer keeps nobody else waiting."""
 
 Batches = Iterator[list[memoryview]]

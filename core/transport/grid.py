@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.transport.blocks import BlockPool, Blocks, Digests, word_bytes, word_weights
+from engine.transport.blocks import BlockPool, Blocks, Digests, Ready, word_bytes, word_weights
 from engine.transport.schema import Cut
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class Grid(BlockPool):
 
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
         """See `BlockPool.digests`."""
+        if not len(blocks):
+            return []
         at, total = self._at(blocks), np.zeros(len(blocks), np.uint64)
         for cells, weights in zip(self._cells, self._weights, strict=True):
             total += _weigh(cells[at].reshape(len(blocks), len(weights)), weights)
@@ -133,14 +135,15 @@ class Grid(BlockPool):
         for mine, theirs, weights in zip(self._cells, source._cells, self._weights, strict=True):
             rows = theirs[start].reshape(len(blocks), len(weights))
             mine[to] = rows if mine.ndim == 2 else rows.reshape(len(blocks), mine.shape[1], mine.shape[3])
-            total += _weigh(rows if chosen is None else rows[chosen], weights)
+            if len(total):
+                total += _weigh(rows if len(total) == len(rows) else rows[chosen], weights)
         return [int(digest) for digest in total]
 
-    def gather(self, blocks: Blocks, into: Tensor) -> None:
+    def gather(self, blocks: Ready, into: Tensor) -> None:
         """See `BlockPool.gather`."""
         self.over(into.numpy(), len(blocks)).copy(range(len(blocks)), self, blocks)
 
-    def scatter(self, blocks: Blocks, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
+    def scatter(self, blocks: Ready, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
         """See `BlockPool.scatter`."""
         digests = self.copy(blocks, self.over(source.numpy(), len(blocks)), range(len(blocks)), chosen)
         return lambda: digests

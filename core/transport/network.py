@@ -19,6 +19,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class NetworkTransport(Transport[Pool]):
     """The meeting; subclasses add the moving."""
 
+    keeps = True
+
     def __init__(self, name: str, options: NetworkOptions) -> None:
         self.name, self._options = name, options
         self._secret = options.secret.get_secret_value()

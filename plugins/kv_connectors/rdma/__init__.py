@@ -32,7 +32,7 @@ def build(options: NetworkOptions, *, role: Role, schema: KVSchema, engine_id: s
     from engine.transport.link_transport import LinkTransport
 
     return PeerConnector(
-        RdmaTransport(options),
+        RdmaTransport(options, role),
         on_device=LinkTransport("rdma", options, make_links),
         role=role,
         schema=schema,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from engine.plugins.kv_connectors.rdma.agent import Agent, Read
+from engine.plugins.kv_connectors.rdma.agent import Read, Reader, Server
+from engine.specs.kv_connector import Role
 from engine.transport.blocks import Blocks
 from engine.transport.channel import Channel
 from engine.transport.grid import Grid, needed_bytes, stretches
@@ -21,7 +22,7 @@ from engine.transport.wire import Checks, Incoming, Offered
 if TYPE_CHECKING:
     from torch import Tensor
 
-SLICE_BYTES: Final = 2**23
+SLICE_BYTES: Final = 2**26
 """Read at once, into one piece of staging memory."""
 
 
@@ -39,33 +40,39 @@ MEMORY: Final = msgspec.msgpack.Decoder(Memory)
 class RdmaTransport(NetworkTransport[Grid]):
     """See `Transport`."""
 
-    def __init__(self, options: NetworkOptions) -> None:
+    def __init__(self, options: NetworkOptions, role: Role) -> None:
         super().__init__("rdma", options)
-        self._agent: Agent | None = None
+        self._role = Role(role)
+        self._server: Server | None = None
+        self._reader: Reader | None = None
 
     def grid(self, pool: Sequence[tuple[Tensor, ...]]) -> Grid:
         """See `Transport.grid`."""
         return Grid.of_pool(pool)
 
     def attach(self, pool: Sequence[tuple[Tensor, ...]], grid: Grid, wake: Callable[[], None]) -> None:
-        """Register the pool."""
-        self._agent = Agent(pool, max(SLICE_BYTES, sum(grid.widths)))
+        """Register the pool, and memory to read into, as the role needs them."""
+        if self._role is not Role.CONSUMER:
+            self._server = Server(pool)
+        if self._role is not Role.PRODUCER:
+            self._reader = Reader(max(SLICE_BYTES, grid.block_bytes))
 
     def offer(self, channel: Channel, grid: Grid, blocks: Blocks) -> bytes:
         """See `Transport.offer`."""
-        assert self._agent is not None, "attach comes first"
-        return msgspec.msgpack.encode(Memory(self._agent.metadata, grid.addresses(), blocks.tolist()))
+        assert self._server is not None, "attach comes first, with a role that produces"
+        return msgspec.msgpack.encode(Memory(self._server.metadata, grid.addresses(), blocks.tolist()))
 
     def receive(self, channel: Channel, offer: Offered, grid: Grid, blocks: Blocks, checks: Checks) -> Incoming:
         """See `Transport.receive`."""
-        assert self._agent is not None, "attach comes first"
-        return Reads(self._agent, offer, grid, blocks, checks)
+        assert self._reader is not None, "attach comes first, with a role that consumes"
+        return Reads(self._reader, offer, grid, blocks, checks)
 
     def close(self) -> None:
         """Unregister everything."""
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+        for end in (self._reader, self._server):
+            if end is not None:
+                end.close()
+        self._reader = self._server = None
 
 
 class Reads(Incoming):
@@ -73,9 +80,9 @@ class Reads(Incoming):
 
     pause = 0.0002  # NIXL tells nobody that a read has ended
 
-    def __init__(self, agent: Agent, offer: Offered, grid: Grid, blocks: Blocks, checks: Checks) -> None:
+    def __init__(self, reader: Reader, offer: Offered, grid: Grid, blocks: Blocks, checks: Checks) -> None:
         """Begin; raises ValueError if the offer makes no sense."""
-        self._agent, self._grid, self._blocks, self._checks = agent, grid, blocks, checks
+        self._reader, self._grid, self._blocks, self._checks = reader, grid, blocks, checks
         try:
             self._memory = MEMORY.decode(offer.detail)
         except msgspec.DecodeError as error:
@@ -87,7 +94,7 @@ class Reads(Incoming):
         self._widths = grid.page_widths(there)
         needed_bytes(self._memory.layout, self._widths, offer.schema.num_pages)
         self._cuts = there * (len(self._widths) // len(there))
-        self._peer = agent.peer(self._memory.metadata)
+        self._peer = reader.peer(self._memory.metadata)
         self._slice = max(1, SLICE_BYTES // sum(grid.widths))
         self._done = 0
         self._read: Read | None = None
@@ -103,7 +110,7 @@ class Reads(Incoming):
                 for (base, _), found in zip(self._memory.layout, spans, strict=True)
                 for first, end in found
             ]
-            self._read = self._agent.read(runs, self._peer)
+            self._read = self._reader.read(runs, self._peer)
 
     def advance(self) -> tuple[int, list[int]]:
         """What has been read since the last call."""
@@ -113,7 +120,7 @@ class Reads(Incoming):
         count = len(self._blocks[part])
         arrived = self._grid.over(self._read.staging.bytes, count)
         digests = self._grid.copy(self._blocks[part], arrived, range(count), self._checks[part])
-        self._agent.finish(self._read)
+        self._reader.finish(self._read)
         self._read = None
         self._done += count
         self._begin()
@@ -122,7 +129,7 @@ class Reads(Incoming):
     def close(self) -> None:
         """See `Incoming.close`."""
         if self._read is not None:
-            self._agent.abandon(self._read)
+            self._reader.abandon(self._read)
             self._read = None
 
 
