@@ -332,7 +332,7 @@ class CudaRunner(Runner):
         kept = None if every or tapping or tokens - rows < WORTH_DROPPING else last
         self._step.begin(self.backend.plan(batch), tapping=tapping, kept=kept)
         hidden = self.model.forward(inputs.tokens[:tokens], inputs.positions[:tokens], self._step)
-        logits = self.model.logits(hidden if every or self._step.dropped else hidden[last])
+        logits = self.model.scores(hidden if every or self._step.dropped else hidden[last])
         sample(logits, inputs.packed, inputs.last_tokens, self._sampled)
         return hidden, logits
 

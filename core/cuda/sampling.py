@@ -31,7 +31,7 @@ def _peaks(logits, vocab, peaks, places, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     i = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * vocab + i, mask=i < vocab, other=float("-inf"))
+    x = tl.load(logits + row * vocab + i, mask=i < vocab, other=float("-inf")).to(tl.float32)
     unsound = tl.sum(tl.where((i < vocab) & ((x - x) != 0.0), 1, 0), 0)
     peak = tl.max(x, 0)
     place = tl.min(tl.where(x == peak, i, 2147483647), 0)
@@ -53,7 +53,7 @@ def _measure(at, vocab, peak, temperature, least, WIDTH: tl.constexpr):
     mass = tl.zeros([], tl.float64)
     for start in range(0, vocab, WIDTH):
         i = start + tl.arange(0, WIDTH)
-        x = tl.load(at + i, mask=i < vocab, other=float("-inf"))
+        x = tl.load(at + i, mask=i < vocab, other=float("-inf")).to(tl.float32)
         kept = (i < vocab) & (_key(x) >= least)
         count += tl.sum(tl.where(kept, 1, 0), 0)
         mass += tl.sum(tl.where(kept, tl.exp((x - peak) / temperature), 0.0), 0).to(tl.float64)
@@ -151,7 +151,7 @@ def _draw(at, vocab, row, peak, temperature, WIDTH: tl.constexpr):
     start = 0
     while (token < 0) & (start < vocab):
         i = start + tl.arange(0, WIDTH)
-        x = tl.load(at + i, mask=i < vocab, other=float("-inf"))
+        x = tl.load(at + i, mask=i < vocab, other=float("-inf")).to(tl.float32)
         key = _key(x)
         tie = tl.where((i < vocab) & (key == limit), 1, 0)
         kept = (i < vocab) & ((key > limit) | ((tie > 0) & (ties + tl.cumsum(tie, 0) <= quota)))
@@ -178,7 +178,7 @@ def sample(logits: Tensor, packed: Tensor, last_tokens: Tensor, sampled: Tensor)
     """One token per row.
 
     Args:
-        logits: float32 [N, vocab], dense.
+        logits: [N, vocab], dense, of any floating dtype; converted to float32 as they are read.
         packed: int32, the record whose first N rows say how to sample.
         last_tokens: int32 [slots]; gets the token of every row that samples.
         sampled: int32 [N]; gets the token, or `BAD`, or `UNSAMPLED`.

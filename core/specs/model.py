@@ -137,6 +137,10 @@ class Model(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocab]; may be a view into a buffer that the next call overwrites."""
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """As `logits`, but in the dtype that the output layer has made; for whoever converts as it reads."""
+        return self.logits(hidden)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Rows of the input embedding: int64 [...] -> [..., hidden], before whatever the model does to them.
 

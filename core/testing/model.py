@@ -215,6 +215,13 @@ class ModelConformance(OfferConformance):
             assert logits.dtype is torch.float32
             assert logits.isfinite().all()
 
+    @torch.inference_mode()
+    def test_scores_are_the_logits(self, built: Model) -> None:
+        """What the output layer makes, converted or not."""
+        hidden = torch.randn(3, built.profile.hidden_size, generator=torch.Generator().manual_seed(2))
+        logits = built.logits(hidden).clone()
+        assert torch.equal(built.scores(hidden).float(), logits)
+
     @proves("dtypes")
     def test_every_dtype_computes_the_same(
         self, checkpoint: Checkpoint, built: Model, texts: list[list[int]], dtype: str

@@ -61,6 +61,12 @@ def test_equals_the_host(name: str) -> None:
     assert device_sample(logits, rows) == host_sample(logits.clone(), rows)
 
 
+def test_logits_of_another_dtype_are_converted() -> None:
+    logits = (torch.randn(2, 250, generator=torch.Generator().manual_seed(4)) * 3).bfloat16()
+    rows = [row(1, temperature=0.0), row(2, top_k=20, top_p=0.9)]
+    assert device_sample(logits, rows) == host_sample(logits.float(), rows)
+
+
 def test_a_vocabulary_of_several_chunks() -> None:
     logits = torch.randn(2, 9000, generator=torch.Generator().manual_seed(3)) * 2
     rows = [row(4, temperature=0.0), row(9, top_p=0.9)]

@@ -53,7 +53,10 @@ class DeepseekDecoder(Model):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).float()
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self._embedding[tokens]

@@ -81,7 +81,10 @@ class Decoder(Model):
         return step.attend_rotated(index, q, k, v, rotation).flatten(1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).float()
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self._embedding[tokens]
