@@ -18,7 +18,7 @@ from engine.ops.dependent import EARLY
 from engine.plugin import DeviceProfile, KVKind
 from engine.plugins.attention.triton import decode, prefill
 from engine.plugins.attention.triton.cascade import SPLITS
-from engine.plugins.attention.triton.fresh import ROWS, Fresh
+from engine.plugins.attention.triton.long_prompts import ROWS, LongPrompts, Pasts
 from engine.plugins.attention.triton.masks import joined
 from engine.plugins.attention.triton.packed import store_packed
 from engine.plugins.attention.triton.shared import Cascade, Shared
@@ -28,6 +28,11 @@ LOG2E: Final = 1.4426950408889634
 
 PROGRAMS: Final = 2
 """Programs per multiprocessor that share the keys of all decodes; several, since parts end at different times."""
+
+AHEAD: Final = 128
+"""Keys of a part that are asked for before the kernels ahead have ended, where there are few decodes."""
+
+FEW: Final = 16
 
 LONG: Final = 64
 """Mean number of new tokens from which a tile takes one query head; below, the heads of a KV head share a tile."""
@@ -63,7 +68,8 @@ class Plan:
     work: dict[int, Work]  # window (0: none) -> decodes
     tiles: int  # of the prefills, at most
     packed: bool  # heads of a KV head share a tile
-    fresh: bool  # nothing precedes the prefills
+    tiled: bool  # the prefills are long
+    pasts: Pasts | None  # where something precedes them
     trees: Tensor | None  # uint8, masks end to end
     tree_at: Tensor | None  # int64 [R]
 
@@ -111,7 +117,8 @@ class TritonAttention(AttentionBackend):
             "PRECISION": "ieee" if shape.dtype == "float32" else "tf32",
             "PACKED": shape.packed,
         }
-        self._fresh = Fresh(shape, self._scale) if Fresh.fits(shape, device) else None
+        fits = LongPrompts.fits(shape, device)
+        self._long_prompts = LongPrompts(shape, page_size, self._scale) if fits else None
         tiles = Tiles(32, 8, 1) if wide else Tiles(64, 8, 3)
         self._cascade = Cascade(
             shape,
@@ -147,8 +154,11 @@ class TritonAttention(AttentionBackend):
         tile = self._short.rows // self._pack(packed) if packed else self._long.rows
         trees, tree_at = joined(batch, self._device) if batch.tree_masks else (None, None)
         tiles = tokens // tile + requests - decodes if tokens else 0
-        fresh = trees is None and not packed and bool((batch.seq_lens_host[decodes:] == lens).all())
-        return Plan(batch, work, tiles, packed, fresh, trees, tree_at)
+        tiled, pasts = trees is None and tiles > 0 and not packed, None
+        if tiled and self._long_prompts and (batch.seq_lens_host[decodes:] > lens).any():
+            pasts = self._long_prompts.pasts(batch)
+            tiled = pasts is not None
+        return Plan(batch, work, tiles, packed, tiled, pasts, trees, tree_at)
 
     def _pack(self, packed: bool) -> int:
         return min(triton.next_power_of_2(self._group), self._short.rows) if packed else 1
@@ -261,6 +271,7 @@ class TritonAttention(AttentionBackend):
             SHARED=shared is not None,
             SPLITS=SPLITS,
             EARLY=EARLY,
+            AHEAD=AHEAD if batch.num_decodes <= FEW else 0,
             num_warps=self._decode.warps,
             launch_pdl=EARLY,
             **self._common,
@@ -279,7 +290,8 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         batch, shape, first = plan.batch, self._shape, plan.batch.num_decodes
         self._store(k, v, kv, strides, batch, first, None)
-        if self._fresh and plan.fresh and not window and self._fresh.launch(q, k, v, out, batch, plan.tiles):
+        tiled = self._long_prompts if plan.tiled and not window else None
+        if tiled and tiled.launch(q, k, v, kv, out, batch, plan.tiles, plan.pasts):
             return
         tiles, pack = (self._short, self._pack(True)) if plan.packed else (self._long, 1)
         prefill.prefill[(plan.tiles, shape.kv_heads * -(-self._group // pack))](

@@ -12,12 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.dependent import begin, wait
+from engine.ops.dependent import LINE, begin, fetch, wait
 from engine.plugins.attention.triton.packed import scale_of, store_one, widen
 from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 ITEM = 5
 """Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
+
+TOGETHER = tl.constexpr(4)
+"""Parts of which a merge reads at once, for each takes a way to the L2 and back."""
 
 
 @triton.jit(do_not_specialize=["requests", "capacity", "window", "wanted"])
@@ -90,19 +93,26 @@ def merge(
 ):
     """Add the parts `first` to `first + count` to a running softmax: best, total [ROWS], acc [ROWS, V_PAD]."""
     dv = tl.arange(0, V_PAD)
-    is_out = is_row[:, None] & (dv[None, :] < V_DIM)
-    for i in range(first, first + count):
-        place = (i * HEADS + heads).to(tl.int64)
-        other = tl.load(partial_stats + place * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(partial_stats + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-        outs = tl.load(partial_out + place[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg")
-        peak = tl.maximum(best, other)
-        safe = tl.where(peak == float("-inf"), 0.0, peak)
-        mine = tl.exp2(best - safe)
-        theirs = tl.exp2(other - safe)
-        total = total * mine + sums * theirs
-        acc = acc * mine[:, None] + outs * theirs[:, None]
-        best = peak
+    for at in range(first, first + count, TOGETHER):
+        for j in tl.static_range(TOGETHER):  # unrolled, so that their loads are under way together
+            part = at + j + tl.zeros_like(heads)
+            here = is_row & (part < first + count)
+            place = (part * HEADS + heads).to(tl.int64)
+            other = tl.load(partial_stats + place * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(partial_stats + place * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
+            outs = tl.load(
+                partial_out + place[:, None] * V_DIM + dv[None, :],
+                mask=here[:, None] & (dv[None, :] < V_DIM),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            peak = tl.maximum(best, other)
+            safe = tl.where(peak == float("-inf"), 0.0, peak)
+            mine = tl.exp2(best - safe)
+            theirs = tl.exp2(other - safe)
+            total = total * mine + sums * theirs
+            acc = acc * mine[:, None] + outs * theirs[:, None]
+            best = peak
     return best, total, acc
 
 
@@ -159,6 +169,7 @@ def decode(
     SHARED: tl.constexpr,
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """One item of the work list for one KV head: program (item, KV head).
 
@@ -167,7 +178,8 @@ def decode(
     With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
     in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32
     [items, heads, 2] (maximum and sum), counters int32 [requests, KV heads], zero before and after. With SHARED, the
-    parts that `engine.plugins.attention.triton.cascade` left of a request are added by its first item.
+    parts that `engine.plugins.attention.triton.cascade` left of a request are added by its first item. The first AHEAD
+    keys of an item and their values are fetched into the L2 while the kernels ahead end.
     """
     begin(EARLY)
     item = tl.program_id(0)
@@ -185,6 +197,16 @@ def decode(
     heads = head * GROUP + row
     is_query = is_row[:, None] & (d[None, :] < DIM)
     q_at = q + request.to(tl.int64) * q_token + heads[:, None] * q_head
+    table = block_tables + request.to(tl.int64) * table_row
+    slot = tl.load(slot_mapping + request)
+    if EARLY and AHEAD > 0:
+        for start in range(start_at, tl.minimum(end, start_at + AHEAD), BLOCK):
+            n = tl.minimum(start + tl.arange(0, BLOCK), end - 1)
+            page = tl.load(table + n // PAGE).to(tl.int64)
+            inside = head * PAGE + n % PAGE
+            line, v_line = tl.arange(0, (DIM_PAD + LINE - 1) // LINE), tl.arange(0, (V_PAD + LINE - 1) // LINE)
+            fetch(k_pages + (page * k_page + inside * DIM)[:, None] + tl.minimum(line * LINE, DIM - 1)[None, :])
+            fetch(v_pages + (page * v_page + inside * V_DIM)[:, None] + tl.minimum(v_line * LINE, V_DIM - 1)[None, :])
     if ROTATE:
         cos, sin = angles(cos_sin, tl.load(positions + request), d, DIM)
         wait(EARLY)
@@ -193,7 +215,6 @@ def decode(
         wait(EARLY)
         queries = tl.load(q_at + d[None, :], mask=is_query, other=0.0)
     if STORE and end == length:
-        slot = tl.load(slot_mapping + request)
         page, inside = slot // PAGE, head * PAGE + slot % PAGE
         k_at = k + request.to(tl.int64) * k_token + head * k_head
         new_k = load_rotated(k_at, d, d < DIM, cos, sin, DIM) if ROTATE else tl.load(k_at + d, mask=d < DIM)
@@ -202,7 +223,6 @@ def decode(
         store_one(new_v, v_pages, v_scales, page, v_page, inside, dv, KV_HEADS * PAGE, V_DIM, PACKED)
         tl.debug_barrier()  # the loop below reads them back
     best, total, acc = nothing(ROWS, V_PAD)
-    table = block_tables + request.to(tl.int64) * table_row
     for start in tl.range(start_at, end, BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
         exists = n < end

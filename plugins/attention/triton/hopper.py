@@ -1,9 +1,9 @@
-"""Prompts that nothing precedes, on compute capability 9.0: tiles whose products run while the softmax is taken.
+"""Long prompts on compute capability 9.0: tiles whose products run while the softmax is taken.
 
-The same mathematics as `prefill` for causal batches without a past, written in Gluon, Triton's lower language: keys
-and values come by TMA, and the product of one block's scores is under way with that of the weights and values of the
-block before (the schedule of FlashAttention-3, Shah et al., 2024). Reads the keys of this step only, from the
-projection.
+The same mathematics as `prefill` for causal batches, written in Gluon, Triton's lower language: keys and values come by
+TMA, and the product of one block's scores is under way with that of the weights and values of the block before (the
+schedule of FlashAttention-3, Shah et al., 2024). Reads keys that lie in one piece: from the projection where nothing
+precedes them, else from where `gather` has put them.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, attr-defined"
@@ -36,12 +36,13 @@ def _soften(scores, best, total, scale):
 
 
 @gluon.jit(do_not_specialize=["first_request", "requests"])
-def prefill_fresh(
+def prefill_tiles(
     q_desc,
     k_desc,
     v_desc,
     out,
     query_start,
+    pasts,
     first_request,
     requests,
     scale,
@@ -51,13 +52,15 @@ def prefill_fresh(
     V_DIM: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK: gl.constexpr,
+    PAST: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """One tile of ROWS tokens for one query head; program (head, tile from the last on, for those take longest).
 
     The descriptors are of q, k, v as [T, heads * width] in blocks of [ROWS, DIM], [BLOCK, DIM] and [BLOCK, V_DIM];
     ROWS is BLOCK. out [T, HEADS, V_DIM] dense; `first_request`, `requests` and tiles as for `prefill`; `scale` in
-    units of log2.
+    units of log2. With PAST, k and v are those of `gather`, and pasts int32 [R, 3] says of each request which block is
+    its first, how many precede its new tokens, and how many rows of the first block are none.
     """
     gl.static_assert(ROWS == BLOCK)
     head = gl.program_id(0)
@@ -92,22 +95,28 @@ def prefill_fresh(
         mbarrier.init(k_bars.index(slot), count=1)
         mbarrier.init(v_bars.index(slot), count=1)
 
-    # Blocks are taken from the diagonal towards the first token: block i begins at key (tile - i) * BLOCK.
+    # Blocks are taken from the diagonal towards the first token: block i begins at row top - i * BLOCK.
     k_at = head // GROUP * DIM
     v_at = head // GROUP * V_DIM
+    last = tile
     top = start + tile * BLOCK
-    _send(q_desc, top, head * DIM, q_bar, queries, 0, True)
+    pad = 0
+    if PAST:
+        last += gl.load(pasts + low * 3 + 1)
+        top = (gl.load(pasts + low * 3) + last) * BLOCK
+        pad = gl.load(pasts + low * 3 + 2)
+    _send(q_desc, start + tile * ROWS, head * DIM, q_bar, queries, 0, True)
     _send(k_desc, top, k_at, k_bars, keys, 0, True)
     _send(v_desc, top, v_at, v_bars, values, 0, True)
-    _send(k_desc, top - BLOCK, k_at, k_bars, keys, 1, tile > 0)
-    _send(v_desc, top - BLOCK, v_at, v_bars, values, 1, tile > 0)
+    _send(k_desc, top - BLOCK, k_at, k_bars, keys, 1, last > 0)
+    _send(v_desc, top - BLOCK, v_at, v_bars, values, 1, last > 0)
     query = queries.index(0)
     mbarrier.wait(q_bar.index(0), 0)
     mbarrier.wait(k_bars.index(0), 0)
     nothing = gl.zeros([ROWS, BLOCK], gl.float32, mma)
     scores = warpgroup_mma(query, keys.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    _send(k_desc, top - 2 * BLOCK, k_at, k_bars, keys, 0, tile > 1)
+    _send(k_desc, top - 2 * BLOCK, k_at, k_bars, keys, 0, last > 1)
     row = gl.arange(0, ROWS, line)
     column = gl.arange(0, BLOCK, gl.SliceLayout(0, mma))
     scores = gl.where(column[None, :] <= row[:, None], scores, float("-inf"))
@@ -116,20 +125,22 @@ def prefill_fresh(
     weights, best, total, _shrink = _soften(scores, best, total, scale)
     weights = gl.convert_layout(weights.to(v_desc.dtype), weighing)
     acc = gl.zeros([ROWS, V_DIM], gl.float32, summed)
-    for i in range(1, tile + 1):
+    for i in range(1, last + 1):
         mbarrier.wait(k_bars.index(i % 2), i // 2 & 1)
         coming = warpgroup_mma(query, keys.index(i % 2).permute((1, 0)), nothing, use_acc=False, is_async=True)
         mbarrier.wait(v_bars.index((i - 1) % 2), (i - 1) // 2 & 1)
         adding = warpgroup_mma(weights, values.index((i - 1) % 2), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[coming])
-        _send(k_desc, top - (i + 2) * BLOCK, k_at, k_bars, keys, i % 2, i + 2 <= tile)
+        _send(k_desc, top - (i + 2) * BLOCK, k_at, k_bars, keys, i % 2, i + 2 <= last)
+        if PAST:
+            scores = gl.where(column[None, :] >= gl.where(i == last, pad, 0), scores, float("-inf"))
         fresh, best, total, shrink = _soften(scores, best, total, scale)
         acc, weights = warpgroup_mma_wait(0, deps=[adding, weights])
-        _send(v_desc, top - (i + 1) * BLOCK, v_at, v_bars, values, (i - 1) % 2, i + 1 <= tile)
+        _send(v_desc, top - (i + 1) * BLOCK, v_at, v_bars, values, (i - 1) % 2, i + 1 <= last)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, summed))[:, None]
         weights = gl.convert_layout(fresh.to(v_desc.dtype), weighing)
-    mbarrier.wait(v_bars.index(tile % 2), tile // 2 & 1)
-    adding = warpgroup_mma(weights, values.index(tile % 2), acc, is_async=True)
+    mbarrier.wait(v_bars.index(last % 2), last // 2 & 1)
+    adding = warpgroup_mma(weights, values.index(last % 2), acc, is_async=True)
     acc, weights = warpgroup_mma_wait(0, deps=[adding, weights])
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, summed))[:, None]
 
@@ -148,4 +159,4 @@ def descriptor(x: Tensor, rows: int) -> Any:
     return TensorDescriptor(x, [tokens, heads * width], [x.stride(0), 1], [rows, width], layout)
 
 
-__all__ = ["descriptor", "prefill_fresh"]
+__all__ = ["descriptor", "prefill_tiles"]
