@@ -18,7 +18,11 @@ SCATTER: Final = 2
 """What `move` does beside weighing."""
 
 
-@triton.jit
+POINTERS: Final = ("table", "blocks", "buffer", "weights", "sums")
+
+
+# One compiled kernel serves whatever numbers and addresses, so that it may be kept and called again.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=POINTERS)
 def move(
     table,
     blocks,
@@ -28,9 +32,10 @@ def move(
     sums,
     MODE: tl.constexpr,
     WEIGH: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Move or look at one block of one part; program (block, part).
+    """Move or look at one block of one part; program (block, part). `WHOLE` says that all blocks are pages.
 
     table int64 [parts, 7], in words of 8 bytes but for the first: address of page 0 in bytes, words from page to page,
     words of a block, words of a run, blocks a page, words of the parts before, place among the weights. blocks int64
@@ -53,7 +58,7 @@ def move(
     for at in range(0, words, BLOCK):
         w = at + lane
         here = w < words
-        place = first + (w // run) * run * per_page + w % run
+        place = first + w if WHOLE else first + (w // run) * run * per_page + w % run
         if MODE == 2:
             value = tl.load(flat + w, mask=here, other=0)
             tl.store(place, value, mask=here)

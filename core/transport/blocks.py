@@ -11,7 +11,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Blocks = NDArray[np.intp]
 """Block ids, int [n]: page id times blocks a page, plus the place in the page."""
+
+Ready = Any
+"""What `BlockPool.ready` returned, or a slice of it."""
 
 Digests = Callable[[], list[int]]
 """What was digested; waits until the device has done what it was told."""
@@ -59,12 +62,16 @@ class BlockPool(ABC):
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
         """A 64-bit digest of each block over all layers."""
 
+    def ready(self, blocks: Blocks) -> Ready:
+        """Block ids as `gather` and `scatter` want them, for use on the stream that is current now."""
+        return blocks
+
     @abstractmethod
-    def gather(self, blocks: Blocks, into: Tensor) -> None:
+    def gather(self, blocks: Ready, into: Tensor) -> None:
         """Write blocks part by part, block after block, to the start of uint8 [bytes] on the pool's device."""
 
     @abstractmethod
-    def scatter(self, blocks: Blocks, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
+    def scatter(self, blocks: Ready, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
         """Fill blocks with what `gather` wrote; the digests are those of what was written to the chosen."""
 
     def check(self, pages: Sequence[int]) -> None:
@@ -73,7 +80,8 @@ class BlockPool(ABC):
         Raises:
             ValueError: with the first of them.
         """
-        if (stray := next((page for page in pages if not 0 <= page < self.num_pages), None)) is not None:
+        if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
+            stray = next(page for page in pages if not 0 <= page < self.num_pages)
             raise ValueError(f"the KV pool has no page {stray}, it has {self.num_pages}")
 
     def blocks(self, pages: Sequence[int]) -> Blocks:
@@ -100,4 +108,4 @@ def word_weights(counts: Sequence[int]) -> list[NDArray[np.uint64]]:
     return np.split(weights, np.cumsum(counts)[:-1])
 
 
-__all__ = ["BlockPool", "Blocks", "Digests", "word_bytes", "word_weights"]
+__all__ = ["BlockPool", "Blocks", "Digests", "Ready", "word_bytes", "word_weights"]

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from engine.ops.triton_pages import GATHER, LOOK, SCATTER, move
-from engine.transport.blocks import BlockPool, Blocks, Digests, word_weights
+from engine.transport.blocks import BlockPool, Blocks, Digests, Ready, word_weights
 from engine.transport.schema import Cut
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class DevicePool(BlockPool):
             self._weights = self._put(np.concatenate(word_weights(self._counts)).view(np.int64))
         if self._aside is not None:
             self._aside.synchronize()  # other streams read them from now on
+        self._compiled: dict[tuple[int, bool], Any] = {}
 
     @classmethod
     def of_pool(cls, pool: Sequence[tuple[Tensor, ...]]) -> DevicePool:
@@ -116,52 +117,68 @@ class DevicePool(BlockPool):
     def digests(self, blocks: Sequence[int] | Blocks) -> list[int]:
         """See `BlockPool.digests`; waits for this alone."""
         with torch.cuda.stream(self._aside):
-            sums = self._move(np.asarray(blocks, np.int64), None, LOOK, weigh=True)
-            return self._bring(sums, np.ones(len(blocks), np.bool_))()
+            ids = self._put(np.asarray(blocks, np.int64))
+            return self._told(self._move(ids, None, LOOK, weigh=True), np.ones(len(blocks), np.bool_))()
 
-    def gather(self, blocks: Blocks, into: Tensor) -> None:
+    def ready(self, blocks: Blocks) -> Ready:
+        """See `BlockPool.ready`: int64 [n] on the device."""
+        return self._put(np.asarray(blocks, np.int64))
+
+    def gather(self, blocks: Ready, into: Tensor) -> None:
         """See `BlockPool.gather`."""
         self._move(blocks, into, GATHER, weigh=False)
 
-    def scatter(self, blocks: Blocks, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
+    def scatter(self, blocks: Ready, source: Tensor, chosen: NDArray[np.bool_]) -> Digests:
         """See `BlockPool.scatter`. Once the current stream has come past this, the digests are on the host."""
-        return self._bring(self._move(blocks, source, SCATTER, weigh=bool(chosen.any())), chosen)
+        return self._told(self._move(blocks, source, SCATTER, weigh=bool(chosen.any())), chosen)
 
-    def _bring(self, sums: Tensor, chosen: NDArray[np.bool_]) -> Digests:
-        """The digests of the chosen blocks, as numbers without a sign, on their way on the current stream."""
+    def _told(self, sums: Tensor, chosen: NDArray[np.bool_]) -> Digests:
+        """The digests of the chosen blocks, as numbers without a sign, once the current stream has come so far."""
         if not chosen.any():
             return list
-        totals = sums.sum(1)
-        if self._device.type != "cuda":
-            return partial(_read, totals, chosen)
-        here = torch.empty(len(totals), dtype=torch.int64, pin_memory=True)
-        here.copy_(totals, non_blocking=True)
+        if self._aside is None:
+            return partial(_read, sums, chosen)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
         def digests() -> list[int]:
             done.synchronize()
-            return _read(here, chosen)
+            return _read(sums, chosen)
 
         return digests
 
-    def _move(self, blocks: NDArray[np.int64] | Blocks, buffer: Tensor | None, mode: int, *, weigh: bool) -> Tensor:
-        count, parts = len(blocks), len(self._table)
-        sums = torch.empty((count, parts), dtype=torch.int64, device=self._device)
+    def _move(self, ids: Tensor, buffer: Tensor | None, mode: int, *, weigh: bool) -> Tensor:
+        """Returns int64 [blocks, parts] in memory of the host, which the device writes if it weighs."""
+        count, parts = len(ids), len(self._table)
+        sums = torch.empty((count, parts) if weigh else 0, dtype=torch.int64, pin_memory=self._aside is not None)
         if count == 0:
             return sums
         words = self._table if buffer is None else buffer.view(torch.int64)
-        ids = self._put(np.asarray(blocks, np.int64))
-        # A thread's own current device may be another one.
-        with torch.cuda.device_of(sums):  # type: ignore[no-untyped-call]
-            move[(count, parts)](
-                self._table, ids, count, words, self._weights, sums, MODE=mode, WEIGH=weigh, BLOCK=LANES
-            )
+        told = sums if weigh else self._weights  # something that is there
+        grid, args = (
+            (count, parts, 1),
+            (
+                self._table,
+                ids,
+                count,
+                words,
+                self._weights,
+                told,
+                mode,
+                weigh,
+                self.per_page == 1,
+                LANES,
+            ),
+        )
+        if (kernel := self._compiled.get((mode, weigh))) is None:
+            self._compiled[mode, weigh] = move[grid](*args)
+        else:
+            kernel[grid](*args)
         return sums
 
 
-def _read(totals: Tensor, chosen: NDArray[np.bool_]) -> list[int]:
-    found: list[int] = totals.numpy().view(np.uint64)[chosen].tolist()
+def _read(sums: Tensor, chosen: NDArray[np.bool_]) -> list[int]:
+    found: list[int] = sums.numpy().view(np.uint64)[chosen].sum(1).tolist()
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from engine.transport.blocks import BlockPool, Blocks
+from engine.transport.blocks import BlockPool, Blocks, Ready
 from engine.transport.channel import Channel
 from engine.transport.frames import ProtocolError
 from engine.transport.link import SLICE_BYTES, WINDOW, Link, LinkLost
@@ -56,6 +56,7 @@ class Asked:
     grid: BlockPool
     count: int  # blocks
     blocks: Blocks | None = None  # once they are granted
+    ready: Ready = None  # the same, once the first is sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,10 +80,13 @@ class Piece:
 
     def fill(self, buffer: Tensor) -> None:
         """Gather the blocks. Of a fetch that is over only the length counts: the slices after it keep their places."""
-        if self.asked.blocks is not None and not self.over:
-            self.asked.grid.gather(self.asked.blocks[self.first : self.end], buffer)
-        else:
+        asked = self.asked
+        if asked.blocks is None or self.over:
             buffer.zero_()
+            return
+        if asked.ready is None:
+            asked.ready = asked.grid.ready(asked.blocks)
+        asked.grid.gather(asked.ready[self.first : self.end], buffer)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -22,7 +22,7 @@ from engine.transport.channel import Channel
 from engine.transport.frames import ProtocolError
 from engine.transport.grid import Grid
 from engine.transport.line import Asked, Begin, Line
-from engine.transport.link import LinkLost, Links
+from engine.transport.link import WINDOW, LinkLost, Links
 from engine.transport.network import NetworkTransport
 from engine.transport.options import NetworkOptions
 from engine.transport.slices import Slices
@@ -53,8 +53,6 @@ class LinkTransport(NetworkTransport[BlockPool]):
         name: of the connector.
         links: makes links, given the device of the pool and the bytes of a block.
     """
-
-    keeps = True
 
     def __init__(
         self,
@@ -95,12 +93,10 @@ class LinkTransport(NetworkTransport[BlockPool]):
             self._serving[begin.link].place(begin, channel, asked)
 
     def offer(self, channel: Channel, grid: BlockPool, blocks: Blocks) -> bytes:
-        """See `Transport.offer`."""
-        return self._name
-
-    def granted(self, channel: Channel, grid: BlockPool, blocks: Blocks) -> None:
-        """See `Transport.granted`."""
+        """See `Transport.offer`. The first slice, if it was asked for with the fetch, is gathered meanwhile."""
         self._asked[channel].blocks = blocks
+        self._send(at_most=1)
+        return self._name
 
     def heard(self, channel: Channel, body: bytes) -> None:
         """See `Transport.heard`."""
@@ -121,17 +117,24 @@ class LinkTransport(NetworkTransport[BlockPool]):
 
     def producer_turn(self, now: float) -> float | None:
         """See `Transport.producer_turn`: send what is next in order."""
+        pauses = self._send(at_most=WINDOW)
+        return time.monotonic() + min(pauses) if pauses else None
+
+    def _send(self, *, at_most: int) -> list[float]:
+        """Send some slices of each link; returns the pauses of the links where something is under way."""
         pauses = []
         for line in list(self._serving.values()):
             busy = line.pump()
-            while line.ready:
+            for _ in range(at_most):
+                if not line.ready:
+                    break
                 line.send()
                 busy = line.pump()  # so that one slice is on its way while the next is gathered
             if busy:
                 pauses.append(line.pause)
             if line.lost:
                 del self._serving[line.name]
-        return time.monotonic() + min(pauses) if pauses else None
+        return pauses
 
     # The consumer's end
 

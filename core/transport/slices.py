@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.transport.blocks import BlockPool, Blocks, Digests
+from engine.transport.blocks import BlockPool, Blocks, Digests, Ready
 from engine.transport.channel import Channel
 from engine.transport.frames import ProtocolError, Word
 from engine.transport.line import Begin, Line
@@ -24,6 +24,7 @@ class Slices(Incoming):
 
     def __init__(self, line: Line, channel: Channel, grid: BlockPool, blocks: Blocks, checks: Checks) -> None:
         self._line, self._channel, self._grid, self._blocks, self._checks = line, channel, grid, blocks, checks
+        self._ready: Ready = None
         self._size = max(1, SLICE_BYTES // grid.block_bytes)
         self._asked = self._begun = 0  # blocks
         self._coming: deque[tuple[Landing, int]] = deque()  # with the number of its blocks
@@ -76,7 +77,9 @@ class Slices(Incoming):
         return arrived, found
 
     def _scatter(self, part: slice, buffer: Tensor) -> Digests:
-        return self._grid.scatter(self._blocks[part], buffer, self._checks[part])
+        if self._ready is None:
+            self._ready = self._grid.ready(self._blocks)
+        return self._grid.scatter(self._ready[part], buffer, self._checks[part])
 
     def close(self) -> None:
         """See `Incoming.close`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -33,9 +34,10 @@ for cuts in (None, [Cut(4, 2), Cut(4, 2)]):
     expected = torch.zeros(host.block_bytes * 4, dtype=torch.uint8)
     got = torch.zeros_like(expected)
     host.gather(ids, expected)
-    device.gather(ids, got)
+    device.gather(device.ready(ids), got)
     assert torch.equal(expected, got)
-    digests = device.scatter(others, got, chosen)()
+    digests = device.scatter(device.ready(others), got, chosen)()
+    assert device.scatter(device.ready(others)[:0], got, chosen[:0])() == []
     assert digests == [d for d, c in zip(host.digests(ids), chosen) if c]
     assert host.digests(others) == host.digests(ids)
 print("same")
@@ -45,7 +47,11 @@ print("same")
 def test_equals_the_grid_in_host_memory() -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", SAME], env={"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SAME],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout.strip() == "same", done.stderr
 
@@ -58,7 +64,7 @@ def test_digests_do_not_wait_for_the_engines_stream() -> None:
 
     def move() -> tuple[list[int], list[int]]:
         with torch.cuda.stream(copies):
-            written = pool.scatter(np.array([3, 5]), source, everything)()
+            written = pool.scatter(pool.ready(np.array([3, 5])), source, everything)()
         return written, pool.digests([3, 5])
 
     move()  # compiles
