@@ -51,7 +51,7 @@ SCHEMA = KVSchema(
     num_pages=POOL,
 )
 BYTES = PAGES * SCHEMA.layers * 2 * 8 * 16 * 128 * 2
-ROUNDS = 12
+ROUNDS, ALONE = 20, 6
 
 
 class End:
@@ -122,7 +122,8 @@ def peer_copy(gpu: int) -> float:
 
 
 def transfer(name: str, check: float, slice_bytes: int, gpu: int) -> list[float]:
-    """Seconds of fetches, digests made before; the first, which makes the link, is left out."""
+    """Seconds of fetches, one after the other, digests made before. The first, which makes the link, and those that
+    follow a pause are left out."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=produce, args=(theirs, name, check, slice_bytes), daemon=True)
@@ -132,12 +133,16 @@ def transfer(name: str, check: float, slice_bytes: int, gpu: int) -> list[float]
     chance, times = random.Random(1), []
     for i in range(ROUNDS):
         pipe.send((f"r{i}", chance.sample(range(POOL), PAGES)))
-        handle = pipe.recv()
-        time.sleep(0.15)
+    handles = [pipe.recv() for _ in range(ROUNDS)]
+    time.sleep(0.5)
+    for i, handle in enumerate(handles):
+        if i < ALONE:
+            time.sleep(0.1)
         began = time.perf_counter()
         end.connector.fetch(f"r{i}", handle, chance.sample(range(POOL), PAGES), 0)
         end.fetched(f"r{i}")
         times.append(time.perf_counter() - began)
+    for i in range(ROUNDS):
         pipe.send((f"r{i}", []))
         pipe.recv()
     pipe.send(("last", list(range(PAGES))))
@@ -150,8 +155,9 @@ def transfer(name: str, check: float, slice_bytes: int, gpu: int) -> list[float]
     pipe.send(None)
     end.connector.close()
     process.join(20)
-    print(f"  first fetch, link included: {times[0] * 1e3:.0f} ms", flush=True)
-    return times[1:]
+    paused = statistics.median(times[1:ALONE]) * 1e3
+    print(f"  first fetch, link included: {times[0] * 1e3:.0f} ms; after pauses of 0.1 s: {paused:.2f} ms", flush=True)
+    return times[ALONE:]
 
 
 def transfers(names: list[str], slices: list[int], gpu: int) -> None:
