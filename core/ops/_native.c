@@ -61,20 +61,21 @@ static PyObject *pack_rows(PyObject *self, PyObject *const *args, Py_ssize_t giv
 }
 
 static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[10]; /* x, stride, packed, bias, y, m, n, k, y is float, threads */
-    if (!numbers(args, given, 10, n)) return NULL;
-    const linear_args call = {(void *)n[0], n[1], (void *)n[2], (void *)n[3], (void *)n[4],
-                              n[5],         n[6], n[7],         (int)n[8],    (int)n[9]};
+    int64_t n[11]; /* x, stride, packed, bias, y, m, n, k, y is float, is gated, threads */
+    if (!numbers(args, given, 11, n)) return NULL;
+    const linear_args call = {(void *)n[0], n[1], (void *)n[2], (void *)n[3], (void *)n[4], n[5],
+                              n[6],         n[7], (int)n[8],    (int)n[9],    (int)n[10]};
     note((tape_op){.kind = OP_LINEAR, .linear = call});
     RUN(call.n * call.k, engine_linear(&call));
     Py_RETURN_NONE;
 }
 
 static PyObject *quant_linear(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[14]; /* x, stride, packed, bias, y, inputs, m, n, k, bits, offsets, x and y are bf16, threads */
-    if (!numbers(args, given, 14, n)) return NULL;
+    int64_t n[15]; /* x, stride, packed, bias, y, inputs, m, n, k, bits, offsets, x and y are bf16, is gated, threads */
+    if (!numbers(args, given, 15, n)) return NULL;
     const quant_args call = {(void *)n[0], n[1], (void *)n[2], (void *)n[3], (void *)n[4], (void *)n[5],  n[6],
-                             n[7],         n[8], (int)n[9],    (int)n[10],   (int)n[11],   (int)n[12], (int)n[13]};
+                             n[7],         n[8], (int)n[9],    (int)n[10],   (int)n[11],   (int)n[12], (int)n[13],
+                             (int)n[14]};
     note((tape_op){.kind = OP_QUANTIZE, .quant = call});
     note((tape_op){.kind = OP_QUANT_PRODUCT, .quant = call});
     RUN(call.n * call.k, engine_quant_linear(&call));

@@ -4,7 +4,18 @@ QUANT_INPUT_BYTES: int
 def features() -> tuple[str, ...]: ...
 def pack_rows(weight: int, rows: int, k: int, packed: int, first_row: int, threads: int, /) -> None: ...
 def linear(
-    x: int, stride: int, packed: int, bias: int, y: int, m: int, n: int, k: int, y_is_float: bool, threads: int, /
+    x: int,
+    stride: int,
+    packed: int,
+    bias: int,
+    y: int,
+    m: int,
+    n: int,
+    k: int,
+    y_is_float: bool,
+    is_gated: bool,
+    threads: int,
+    /,
 ) -> None: ...
 def quant_linear(
     x: int,
@@ -20,6 +31,7 @@ def quant_linear(
     offsets: bool,
     x_is_bf16: bool,
     y_is_bf16: bool,
+    is_gated: bool,
     threads: int,
     /,
 ) -> None: ...

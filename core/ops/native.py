@@ -20,6 +20,8 @@ from engine.ops.reference import TorchOps
 PANEL_ROWS: Final = 32
 """Rows of a packed weight that lie interleaved; it is padded to a multiple of them."""
 
+_STREAMED_ROWS: Final = 6
+
 ATTENTION_SEGMENT: Final = _native.ATTENTION_SEGMENT
 """Keys of one segment: the grain at which a query's keys can be spread over threads."""
 
@@ -102,14 +104,22 @@ def pack_rows(weight: Tensor, packed: Tensor, first_row: int, threads: int) -> N
     _native.pack_rows(weight.data_ptr(), weight.shape[0], weight.shape[1], packed.data_ptr(), first_row, threads)
 
 
-def linear(x: Tensor, packed: int, bias: int, out_features: int, out_dtype: torch.dtype, threads: int) -> Tensor:
+def can_gate(rows: int, out_features: int) -> bool:
+    """Whether a product with so many rows gates its result in the same pass; one of few rows only reads the weight."""
+    return rows > _STREAMED_ROWS and out_features % (2 * PANEL_ROWS) == 0
+
+
+def linear(
+    x: Tensor, packed: int, bias: int, out_features: int, out_dtype: torch.dtype, threads: int, *, gated: bool = False
+) -> Tensor:
     """x W^T + b, summed in float32 in the order of k: bfloat16 [T, k] with a dense last axis -> [T, out_features].
 
     `packed` and `bias` are the addresses of a weight made with `pack_rows` and of a float32 vector (0: none);
-    `out_dtype` is bfloat16 or float32.
+    `out_dtype` is bfloat16 or float32. With `gated`, where it can be, silu of the first half times the second, in
+    bfloat16: [T, out_features / 2].
     """
     rows, k = x.shape
-    y = torch.empty(rows, out_features, dtype=out_dtype)
+    y = torch.empty(rows, out_features // 2 if gated else out_features, dtype=out_dtype)
     _native.linear(
         x.data_ptr(),
         x.stride(0),
@@ -120,6 +130,7 @@ def linear(x: Tensor, packed: int, bias: int, out_features: int, out_dtype: torc
         out_features,
         k,
         out_dtype is torch.float32,
+        gated,
         threads,
     )
     return y
@@ -137,14 +148,16 @@ class QuantWeight:
     offsets: bool  # there always with 4 bits
 
 
-def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, threads: int) -> Tensor:
+def quant_linear(
+    x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, threads: int, *, gated: bool = False
+) -> Tensor:
     """x W^T + b for bfloat16 or float32 [T, k] with a dense last axis -> [T, out_features] of one of the two.
 
     Inputs are rounded to 8 bits in blocks of 32 with a scale each. A block's sum is exact, blocks are added up in
-    float32 in the order of k.
+    float32 in the order of k. `gated` is as for `linear`.
     """
     rows, k = x.shape
-    y = torch.empty(rows, weight.out_features, dtype=out_dtype)
+    y = torch.empty(rows, weight.out_features // 2 if gated else weight.out_features, dtype=out_dtype)
     rounded = torch.empty(rows * k // 32 * _native.QUANT_INPUT_BYTES, dtype=torch.uint8)
     _native.quant_linear(
         x.data_ptr(),
@@ -160,6 +173,7 @@ def quant_linear(x: Tensor, weight: QuantWeight, out_dtype: torch.dtype, threads
         weight.offsets,
         x.dtype is torch.bfloat16,
         out_dtype is torch.bfloat16,
+        gated,
         threads,
     )
     return y
@@ -282,6 +296,7 @@ __all__ = [
     "NativeOps",
     "QuantWeight",
     "attention",
+    "can_gate",
     "linear",
     "pack_rows",
     "peaks",

@@ -21,6 +21,8 @@ typedef struct {
     void *y;
     int64_t m, n, k;
     int y_is_float;
+    int gated; /* y [m, n / 2] in bfloat16: silu of the first half of what would be y, rounded, times the second; n is a
+                  multiple of 64 */
     int threads;
 } linear_args;
 void engine_linear(const linear_args *args);
@@ -43,6 +45,7 @@ typedef struct {
     int64_t m, n, k;
     int bits, offsets;
     int x_is_bf16, y_is_bf16;
+    int gated; /* as in `linear_args` */
     int threads;
 } quant_args;
 enum { QUANT_INPUT_BYTES = 48 };

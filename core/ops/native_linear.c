@@ -23,11 +23,13 @@ void engine_pack_rows(const void *weight, int64_t rows, int64_t k, void *packed,
     }
 }
 
-/* Rows first_row.. of x times one panel, or two that follow each other, into y. */
+/* Rows of x times one panel, or two that follow each other, into y; gated, times one panel of either half. */
 typedef void panel_kernel(const linear_args *p, int64_t row, int64_t panel, const char *ahead);
 
-INLINE void panel_tile(const int rows, const int columns, const int lines, const linear_args *p, int64_t row,
-                       int64_t panel, const char *ahead) {
+INLINE void panel_tile(const int rows, const int columns, const int lines, const int is_gated, const linear_args *p,
+                       int64_t row, int64_t panel, const char *ahead) {
+    const int64_t apart = is_gated ? p->n / 2 / PANEL_ROWS : 1; /* panels from the first to the second */
+    gated_tile made;
     const int64_t steps = p->k / 2;
     const char *a[TILE_ROWS], *b[TILE_COLUMNS];
     __m512 sum[TILE_ROWS][TILE_COLUMNS];
@@ -38,31 +40,39 @@ INLINE void panel_tile(const int rows, const int columns, const int lines, const
         for (int v = 0; v < columns; v++) sum[i][v] = _mm512_setzero_ps();
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < columns; v++) b[v] = p->packed + (panel + v / 2) * steps * STEP_BYTES + v % 2 * 64;
+    for (int v = 0; v < columns; v++) b[v] = p->packed + (panel + v / 2 * apart) * steps * STEP_BYTES + v % 2 * 64;
     tile(1, rows, columns, a, b, STEP_BYTES, steps, ahead, lines, sum);
 #pragma GCC unroll 4
     for (int v = 0; v < columns; v++) {
-        const int64_t column = panel * PANEL_ROWS + v * LANES;
+        const int64_t column = (panel + v / 2 * apart) * PANEL_ROWS + v % 2 * LANES;
         const __mmask16 lanes = first_lanes(p->n - column);
         const __m512 bias = p->bias ? _mm512_maskz_loadu_ps(lanes, p->bias + column) : _mm512_setzero_ps();
 #pragma GCC unroll 6
         for (int i = 0; i < rows; i++)
-            store(!p->y_is_float, p->y, (row + i) * p->n + column, lanes, _mm512_add_ps(sum[i][v], bias));
+            if (is_gated)
+                store(1, made.both[i], v * LANES, 0xFFFF, _mm512_add_ps(sum[i][v], bias));
+            else
+                store(!p->y_is_float, p->y, (row + i) * p->n + column, lanes, _mm512_add_ps(sum[i][v], bias));
     }
+    if (is_gated) gate_tile(&made, rows, p->y, p->n / 2, row, panel * PANEL_ROWS);
 }
 
 #define DEFINE(R)                                                                                 \
     static void single_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) { \
-        panel_tile(R, 2, 2, p, row, panel, ahead);                                                \
+        panel_tile(R, 2, 2, 0, p, row, panel, ahead);                                             \
     }                                                                                             \
     static void pair_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) {   \
-        panel_tile(R, 4, 1, p, row, panel, ahead);                                                \
+        panel_tile(R, 4, 1, 0, p, row, panel, ahead);                                             \
+    }                                                                                             \
+    static void gated_##R(const linear_args *p, int64_t row, int64_t panel, const char *ahead) {  \
+        panel_tile(R, 4, 1, 1, p, row, panel, ahead);                                             \
     }
 FOR_EACH_ROW_COUNT(DEFINE)
 #undef DEFINE
 
 static panel_kernel *const singles[] = {single_1, single_2, single_3, single_4, single_5, single_6};
 static panel_kernel *const pairs[] = {pair_1, pair_2, pair_3, pair_4, pair_5, pair_6};
+static panel_kernel *const gates[] = {gated_1, gated_2, gated_3, gated_4, gated_5, gated_6};
 
 /* Few rows: the weight streams from memory once, panel by panel, fetched a fixed distance ahead. */
 static void stream_panels(const linear_args *p, int64_t from, int64_t to) {
@@ -87,10 +97,24 @@ static void block_panels(const linear_args *p, int64_t first_row, int64_t last_r
     }
 }
 
+/* The same with one panel of either half at a time; both of the next are fetched, one after the other. */
+static void gate_panels(const linear_args *p, int64_t first_row, int64_t last_row, int64_t from, int64_t to) {
+    const int64_t panel_bytes = p->k / 2 * STEP_BYTES, half = p->n / 2 / PANEL_ROWS, tile_bytes = panel_bytes / 2;
+    for (int64_t panel = from; panel < to; panel++) {
+        int64_t fetched = 0;
+        for (int64_t row = first_row; row < last_row; row += TILE_ROWS, fetched += tile_bytes) {
+            const int64_t rows = last_row - row < TILE_ROWS ? last_row - row : TILE_ROWS;
+            const int64_t which = fetched / panel_bytes % 2 * half;
+            const char *const next = p->packed + (panel + 1 + which) * panel_bytes + fetched % panel_bytes;
+            gates[rows - 1](p, row, panel, fetched < 2 * panel_bytes ? next : p->packed + panel * panel_bytes);
+        }
+    }
+}
+
 void engine_linear_part(const linear_args *p, int64_t thread, int64_t threads, int64_t *next) {
-    const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS;
+    const int64_t columns = p->gated ? p->n / 2 : p->n, panels = (columns + PANEL_ROWS - 1) / PANEL_ROWS;
     if (p->m == 0) return;
-    if (p->m <= TILE_ROWS) {
+    if (p->m <= TILE_ROWS && !p->gated) {
         stream_panels(p, panels * thread / threads, panels * (thread + 1) / threads);
         return;
     }
@@ -103,7 +127,7 @@ void engine_linear_part(const linear_args *p, int64_t thread, int64_t threads, i
             const int64_t index = unit / panels, panel = unit % panels;
             const int64_t row = tiles * index / blocks * TILE_ROWS, stop = tiles * (index + 1) / blocks * TILE_ROWS;
             const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-            block_panels(p, row, stop < p->m ? stop : p->m, panel, last);
+            (p->gated ? gate_panels : block_panels)(p, row, stop < p->m ? stop : p->m, panel, last);
             unit += last - panel;
         }
 }

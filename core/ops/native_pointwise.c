@@ -89,9 +89,7 @@ INLINE void gate_row(const int is_bf16, const gate_args *p, int64_t token, int64
     for (int64_t i = from; i < to; i += LANES) {
         const __mmask16 lanes = first_lanes(to - i);
         const __m512 gate = load(is_bf16, p->x, at + i, lanes), up = load(is_bf16, p->x, at + p->width + i, lanes);
-        const __m512 denominator =
-            _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
-        store(is_bf16, p->y, y_at + i, lanes, _mm512_mul_ps(rounded(is_bf16, _mm512_div_ps(gate, denominator)), up));
+        store(is_bf16, p->y, y_at + i, lanes, gated(is_bf16, gate, up));
     }
 }
 

@@ -44,8 +44,8 @@ static void quantize_block(const int is_bf16, const void *x, int64_t at, input_b
     out->centre = -128 * total;
 }
 
-/* Rows first_row.. of the quantized inputs times one panel, into y. */
-typedef void panel_kernel(const quant_args *p, int64_t row, int64_t panel, const char *ahead);
+/* Rows of the quantized inputs times one panel, into y, or into half of a tile that is still to be gated. */
+typedef void panel_kernel(const quant_args *p, int64_t row, int64_t panel, const char *ahead, bf16 *made);
 
 /* Adds the products of the codes of one block. */
 INLINE void block_dots(const int bits, const int rows, const char *codes, const input_block *const *x,
@@ -74,7 +74,7 @@ INLINE void block_dots(const int bits, const int rows, const char *codes, const 
 }
 
 INLINE void quant_tile(const int bits, const int offsets, const int rows, const quant_args *p, int64_t row,
-                       int64_t panel, const char *ahead) {
+                       int64_t panel, const char *ahead, bf16 *const made) {
     const int64_t blocks = p->k / 32, stride = block_bytes(bits, offsets);
     const char *at = p->packed + panel * blocks * stride;
     const input_block *x[QUANT_ROWS];
@@ -119,13 +119,17 @@ INLINE void quant_tile(const int bits, const int offsets, const int rows, const 
         const __m512 bias = p->bias ? _mm512_maskz_loadu_ps(lanes, p->bias + column) : _mm512_setzero_ps();
 #pragma GCC unroll 6
         for (int i = 0; i < rows; i++)
-            store(p->y_is_bf16, p->y, (row + i) * p->n + column, lanes, _mm512_add_ps(total[i][v], bias));
+            if (made)
+                store(1, made, i * 2 * GATED_COLUMNS + v * LANES, 0xFFFF, _mm512_add_ps(total[i][v], bias));
+            else
+                store(p->y_is_bf16, p->y, (row + i) * p->n + column, lanes, _mm512_add_ps(total[i][v], bias));
     }
 }
 
-#define DEFINE(B, O, R)                                                                                       \
-    static void tile_##B##_##O##_##R(const quant_args *p, int64_t row, int64_t panel, const char *ahead) {    \
-        quant_tile(B, O, R, p, row, panel, ahead);                                                            \
+#define DEFINE(B, O, R)                                                                                    \
+    static void tile_##B##_##O##_##R(const quant_args *p, int64_t row, int64_t panel, const char *ahead,   \
+                                     bf16 *made) {                                                         \
+        quant_tile(B, O, R, p, row, panel, ahead, made);                                                   \
     }
 #define DEFINE_ALL(B, O) \
     DEFINE(B, O, 1) DEFINE(B, O, 2) DEFINE(B, O, 3) DEFINE(B, O, 4) DEFINE(B, O, 5) DEFINE(B, O, 6)
@@ -158,13 +162,29 @@ static void pass_panels(const quant_args *p, int64_t first_row, int64_t last_row
         for (int64_t row = first_row; row < last_row; row += QUANT_ROWS) {
             const int64_t rows = last_row - row < QUANT_ROWS ? last_row - row : QUANT_ROWS;
             const char *const next = p->packed + panel * panel_bytes + ahead;
-            tile[rows - 1](p, row, panel, row == first_row ? next : 0);
+            tile[rows - 1](p, row, panel, row == first_row ? next : 0, 0);
+        }
+}
+
+/* The same with one panel of either half at a time. */
+static void gate_panels(const quant_args *p, int64_t first_row, int64_t last_row, int64_t from, int64_t to) {
+    const int64_t panel_bytes = p->k / 32 * block_bytes(p->bits, p->offsets), half = p->n / 2 / PANEL_ROWS;
+    panel_kernel *const *tile = kernels[p->bits == 4 ? 0 : 1 + p->offsets];
+    for (int64_t panel = from; panel < to; panel++)
+        for (int64_t row = first_row; row < last_row; row += QUANT_ROWS) {
+            const int64_t rows = last_row - row < QUANT_ROWS ? last_row - row : QUANT_ROWS;
+            const char *const next = row == first_row ? p->packed + (panel + 1) * panel_bytes : 0;
+            gated_tile made;
+            tile[rows - 1](p, row, panel, next, made.both[0]);
+            tile[rows - 1](p, row, panel + half, next ? next + half * panel_bytes : 0, made.both[0] + GATED_COLUMNS);
+            gate_tile(&made, rows, p->y, p->n / 2, row, panel * PANEL_ROWS);
         }
 }
 
 void engine_quant_product_part(const quant_args *p, int64_t thread, int64_t threads, int64_t *next) {
-    const int64_t panels = (p->n + PANEL_ROWS - 1) / PANEL_ROWS, row_bytes = p->k / 32 * (int64_t)sizeof(input_block);
-    if (p->m <= QUANT_ROWS) {
+    const int64_t columns = p->gated ? p->n / 2 : p->n, panels = (columns + PANEL_ROWS - 1) / PANEL_ROWS;
+    const int64_t row_bytes = p->k / 32 * (int64_t)sizeof(input_block);
+    if (p->m <= QUANT_ROWS && !p->gated) {
         pass_panels(p, 0, p->m, panels * thread / threads, panels * (thread + 1) / threads);
         return;
     }
@@ -177,7 +197,7 @@ void engine_quant_product_part(const quant_args *p, int64_t thread, int64_t thre
             const int64_t index = unit / panels, panel = unit % panels;
             const int64_t row = tiles * index / groups * QUANT_ROWS, stop = tiles * (index + 1) / groups * QUANT_ROWS;
             const int64_t last = panel + end - unit < panels ? panel + end - unit : panels;
-            pass_panels(p, row, stop < p->m ? stop : p->m, panel, last);
+            (p->gated ? gate_panels : pass_panels)(p, row, stop < p->m ? stop : p->m, panel, last);
             unit += last - panel;
         }
 }

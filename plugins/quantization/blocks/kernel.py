@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engine.ops import Ops
 from engine.ops.arena import Arena
-from engine.ops.native import QuantWeight, quant_linear
+from engine.ops.native import QuantWeight, can_gate, quant_linear
 from engine.plugins.quantization.blocks.panels import pack
 from engine.specs.quantization import Linear
 from engine.specs.weight_loader import Blocks
@@ -25,6 +26,11 @@ class BlockLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         out_dtype = torch.float32 if self._unrounded else x.dtype
         return quant_linear(x, self._weight, out_dtype, self._threads)
+
+    def gated(self, x: Tensor, ops: Ops) -> Tensor:
+        if x.dtype is not torch.bfloat16 or self._unrounded or not can_gate(x.shape[0], self.out_features):
+            return ops.silu_mul(self(x))
+        return quant_linear(x, self._weight, torch.bfloat16, self._threads, gated=True)
 
     def weight_bytes(self) -> int:
         bias = self._weight.bias

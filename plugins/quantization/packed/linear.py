@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.ops import native
+from engine.ops import Ops, native
 from engine.ops.arena import Arena
 from engine.specs.quantization import Linear, Quantization
 from engine.specs.weight_loader import WeightSource
@@ -34,6 +34,12 @@ class PackedLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self._addresses
         return native.linear(x, weight, bias, self.out_features, self._out_dtype, self._threads)
+
+    def gated(self, x: Tensor, ops: Ops) -> Tensor:
+        if self._out_dtype is not torch.bfloat16 or not native.can_gate(x.shape[0], self.out_features):
+            return ops.silu_mul(self(x))
+        weight, bias = self._addresses
+        return native.linear(x, weight, bias, self.out_features, self._out_dtype, self._threads, gated=True)
 
     def weight_bytes(self) -> int:
         return self._packed.nbytes + (self._bias.nbytes if self._bias is not None else 0)
