@@ -70,6 +70,32 @@ def list_work(
 
 
 @triton.jit
+def _fetch_keys(
+    k_pages,
+    v_pages,
+    table,
+    start,
+    end,
+    head,
+    k_page,
+    v_page,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Ask for some keys and their values to come into the L2."""
+    line, v_line = tl.arange(0, (DIM_PAD + LINE - 1) // LINE), tl.arange(0, (V_PAD + LINE - 1) // LINE)
+    for at in range(start, end, 64):
+        n = tl.minimum(at + tl.arange(0, 64), end - 1)
+        page = tl.load(table + n // PAGE).to(tl.int64)
+        inside = head * PAGE + n % PAGE
+        fetch(k_pages + (page * k_page + inside * DIM)[:, None] + tl.minimum(line * LINE, DIM - 1)[None, :])
+        fetch(v_pages + (page * v_page + inside * V_DIM)[:, None] + tl.minimum(v_line * LINE, V_DIM - 1)[None, :])
+
+
+@triton.jit
 def nothing(ROWS: tl.constexpr, V_PAD: tl.constexpr):
     """A running softmax that has seen no key: maximum, total and weighted sum."""
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -200,13 +226,8 @@ def decode(
     table = block_tables + request.to(tl.int64) * table_row
     slot = tl.load(slot_mapping + request)
     if EARLY and AHEAD > 0:
-        for start in range(start_at, tl.minimum(end, start_at + AHEAD), BLOCK):
-            n = tl.minimum(start + tl.arange(0, BLOCK), end - 1)
-            page = tl.load(table + n // PAGE).to(tl.int64)
-            inside = head * PAGE + n % PAGE
-            line, v_line = tl.arange(0, (DIM_PAD + LINE - 1) // LINE), tl.arange(0, (V_PAD + LINE - 1) // LINE)
-            fetch(k_pages + (page * k_page + inside * DIM)[:, None] + tl.minimum(line * LINE, DIM - 1)[None, :])
-            fetch(v_pages + (page * v_page + inside * V_DIM)[:, None] + tl.minimum(v_line * LINE, V_DIM - 1)[None, :])
+        ahead = tl.minimum(end, start_at + AHEAD)
+        _fetch_keys(k_pages, v_pages, table, start_at, ahead, head, k_page, v_page, DIM, DIM_PAD, V_DIM, V_PAD, PAGE)
     if ROTATE:
         cos, sin = angles(cos_sin, tl.load(positions + request), d, DIM)
         wait(EARLY)
