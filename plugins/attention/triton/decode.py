@@ -85,7 +85,7 @@ def _fetch_keys(
     V_PAD: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Ask for some keys and their values to come into the L2."""
+    """Ask for some keys and their values to come into the L2, before the kernels ahead have ended."""
     line, v_line = tl.arange(0, (DIM_PAD + LINE - 1) // LINE), tl.arange(0, (V_PAD + LINE - 1) // LINE)
     for at in range(start, end, 64):
         n = tl.minimum(at + tl.arange(0, 64), end - 1)
@@ -204,8 +204,7 @@ def decode(
     With STORE, the new token's k and v are stored by the item with the request's last key. `scale` and `softcap` are
     in units of log2 (see `TritonAttention`). partial_out float32 [items, heads, V_DIM], partial_stats float32
     [items, heads, 2] (maximum and sum), counters int32 [requests, KV heads], zero before and after. With SHARED, the
-    parts that `engine.plugins.attention.triton.cascade` left of a request are added by its first item. The first AHEAD
-    keys of an item and their values are fetched into the L2 while the kernels ahead end.
+    parts that `engine.plugins.attention.triton.cascade` left of a request are added by its first item.
     """
     begin(EARLY)
     item = tl.program_id(0)
@@ -216,8 +215,7 @@ def decode(
         wait(EARLY)
         return
     start_at, end = tl.load(at + 1), tl.load(at + 2)
-    first, count = tl.load(at + 3), tl.load(at + 4)
-    length = tl.load(seq_lens + request)
+    first, count, length = tl.load(at + 3), tl.load(at + 4), tl.load(seq_lens + request)
     row, d, dv = tl.arange(0, ROWS), tl.arange(0, DIM_PAD), tl.arange(0, V_PAD)
     is_row = row < GROUP
     heads = head * GROUP + row
@@ -226,8 +224,8 @@ def decode(
     table = block_tables + request.to(tl.int64) * table_row
     slot = tl.load(slot_mapping + request)
     if EARLY and AHEAD > 0:
-        ahead = tl.minimum(end, start_at + AHEAD)
-        _fetch_keys(k_pages, v_pages, table, start_at, ahead, head, k_page, v_page, DIM, DIM_PAD, V_DIM, V_PAD, PAGE)
+        n = tl.minimum(end, start_at + AHEAD)
+        _fetch_keys(k_pages, v_pages, table, start_at, n, head, k_page, v_page, DIM, DIM_PAD, V_DIM, V_PAD, PAGE)
     if ROTATE:
         cos, sin = angles(cos_sin, tl.load(positions + request), d, DIM)
         wait(EARLY)
