@@ -1,4 +1,4 @@
-"""The Hopper decode kernel alone: checked against float64 on ragged lengths and poisoned pages, then timed.
+"""The Hopper decode kernels alone: checked against float64 on ragged lengths and poisoned pages, then timed.
 
 python benchmarks/gpu/flashmla.py check|time|unmerged [--variants a,b] [--cases HEADSxBATCHxKV,…]
 
@@ -30,7 +30,8 @@ from engine.plugin import KVKind
 from engine.plugins.attention.flashmla.launch import Decode
 from engine.specs.attention import AttentionShape
 
-VARIANTS: dict[str, dict[str, Any]] = {"wide": {}, "narrow": {"narrow": True}, "packed": {"packed": True}}
+VARIANTS: dict[str, dict[str, Any]] = {"wide": {}, "few": {}, "packed": {"packed": True}}
+HEADS = {"wide": [128, 100], "few": [16, 7], "packed": [16, 7, 40]}  # to check
 SCALE = 0.1352337747812271
 SHAPE = AttentionShape(
     kind=KVKind.MLA,
@@ -101,8 +102,8 @@ def check(heads: int, lengths: list[int], variant: dict[str, Any], seed: int) ->
 
 def checks(name: str, variant: dict[str, Any]) -> None:
     rng = random.Random(0)
-    heads = [16, 7] if variant else [128, 100, 16]
-    shapes = [[64], [2, 63, 700, 4097], [20000], [1, 64, 65, 128] * 3, [8192] * 5]
+    heads = HEADS[name]
+    shapes = [[64], [2, 63, 700, 4097], [20000], [1, 31, 33, 64, 65, 128] * 3, [8192] * 5]
     shapes += [[rng.randint(1, 20000) for _ in range(rng.choice([3, 17, 40]))] for _ in range(2)]
     shapes += [[rng.randint(1, 3000) for _ in range(256)]]
     for h in heads:
@@ -148,7 +149,7 @@ def measure(what: str, name: str, variant: dict[str, Any], heads: int, requests:
     q = torch.randn(requests, heads, 576, device="cuda", dtype=torch.bfloat16) * 0.4
     decode = Decode(heads, SCALE, torch.device("cuda"), **variant)
     if what == "unmerged":
-        decode._merge = lambda out, work: None  # type: ignore[method-assign]
+        decode._merge = None
     order = torch.randperm(sets * pages, device="cuda").int().view(sets, requests, -1)
     lens = torch.full((requests,), length, dtype=torch.int32, device="cuda")
     turn = cycle([decode.plan(lens, order[i]) for i in range(sets)])
@@ -203,7 +204,7 @@ def main() -> None:
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",") if case] or CASES
     for name in args.variants.split(","):
         variant = VARIANTS[name]
-        fitting = [case for case in cases if case[0] <= 16 or not variant]
+        fitting = [case for case in cases if (case[0] > 16) == (name == "wide")]
         print(f"-- {name} {variant}")
         apart(partial(run, args.what, name, variant, fitting), args.limit)
 

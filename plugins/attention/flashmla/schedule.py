@@ -19,11 +19,12 @@ OVERHEAD = tl.constexpr(4)
 
 
 @triton.jit(do_not_specialize=["requests", "parts"])
-def line(seq_lens, starts, firsts, requests, parts, REQUESTS: tl.constexpr):
+def line(seq_lens, starts, firsts, items, requests, parts, REQUESTS: tl.constexpr):
     """Lay the line; one program.
 
     seq_lens int32 [requests]. starts int32 [requests + 2]: where each request begins, the length of the line, and the
     places per part. firsts int32 [parts + 1]: the request at each part's first place; `requests` past the end.
+    items int32 [parts, 8]: that request, one past the part's last, then what `span` says of the former.
 
     Parts may be up to an eighth longer than they must be if then no part holds a cut request besides another one:
     every request begins a part, or, when all are equally long, a part holds a whole number of them.
@@ -57,14 +58,35 @@ def line(seq_lens, starts, firsts, requests, parts, REQUESTS: tl.constexpr):
     most = tl.max(tl.where(exists, tl.cdiv(ends, payload) - part, 0))
     for i in range(most):
         tl.store(firsts + part + i, r, mask=exists & ((part + i) * payload < ends) & (part + i < parts))
+    tl.debug_barrier()
+    for done in range(0, parts, REQUESTS):
+        p = done + r
+        is_part = p < parts
+        first = tl.load(firsts + p, mask=is_part, other=0)
+        has = is_part & (first < requests)
+        last = tl.minimum(tl.load(firsts + p + 1, mask=is_part, other=0) + 1, requests)
+        at = tl.load(starts + first, mask=has, other=0) + OVERHEAD
+        keys = tl.load(seq_lens + first, mask=has, other=0)
+        end = tl.minimum((p + 1) * payload - at, tl.cdiv(keys, PAGE))
+        tl.store(items + p * 8, first, mask=is_part)
+        tl.store(items + p * 8 + 1, last, mask=is_part)
+        tl.store(items + p * 8 + 2, tl.maximum(p * payload - at, 0), mask=is_part)
+        tl.store(items + p * 8 + 3, tl.where(has, end, 0), mask=is_part)
+        tl.store(items + p * 8 + 4, tl.cdiv(keys, PAGE), mask=is_part)
+        tl.store(items + p * 8 + 5, keys - (end - 1) * PAGE, mask=is_part)
 
 
 @gluon.jit
 def span(r, low, high, starts, seq_lens):
-    """The blocks [begin, end) of request r in places [low, high), none if begin >= end, and how many it has."""
+    """The blocks of request r in places [low, high): the first, one past the last (not more than the first: none).
+
+    And how many blocks the request has, and how many tokens are left at the last of these (64 or more: a full one).
+    """
     at = gl.load(starts + r) + 4
-    blocks = (gl.load(seq_lens + r) + 63) // 64
-    return gl.maximum(low - at, 0), gl.minimum(high - at, blocks), blocks
+    length = gl.load(seq_lens + r)
+    blocks = (length + 63) // 64
+    end = gl.minimum(high - at, blocks)
+    return gl.maximum(low - at, 0), end, blocks, length - (end - 1) * 64
 
 
 @gluon.jit

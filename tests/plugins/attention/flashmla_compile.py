@@ -1,4 +1,4 @@
-"""Compile the Gluon kernels for Hopper and print what came of it as JSON; no GPU is needed.
+"""Compile the Gluon kernel for Hopper and print what came of it as JSON; no GPU is needed.
 
 A program of its own, since Triton's own functions can't be compiled in a process that interprets kernels.
 """
@@ -10,22 +10,20 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from engine.plugins.attention.flashmla.launch import RAW, TILE
-from engine.plugins.attention.flashmla.narrow import narrow
+from engine.plugins.attention.flashmla.launch import TILE
 from engine.plugins.attention.flashmla.wide import wide
 
-TYPES = {"out": "*bf16", "partial": "*fp32", "partial_lse": "*fp32", "scales": "*fp32", "scale": "fp32"}
+TYPES = {"out": "*bf16", "partial": "*fp32", "partial_lse": "*fp32", "scale": "fp32"}
 TYPES |= {"table_row": "i32", "requests": "i32"}
 
 
-def described(kind: str, rows: int, columns: int, layout: Any = TILE) -> str:
-    return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
+def described(columns: int) -> str:
+    return f"tensordesc<bf16[64, {columns}],{TILE!r}>"
 
 
 def stack(cubin: bytes) -> int:
@@ -39,25 +37,14 @@ def stack(cubin: bytes) -> int:
     return int(found[1])
 
 
-def compiled(kernel: Any, rows: int, left: str, fixed: dict[str, Any]) -> dict[str, Any]:
-    tiles = (described("bf16", rows, 256), described("bf16", rows, 64), left, described("bf16", 64, 64))
-    types = TYPES | dict(zip(kernel.arg_names, tiles, strict=False)) | dict.fromkeys(fixed, "constexpr")
-    source = GluonASTSource(kernel, {name: types.get(name, "*i32") for name in kernel.arg_names}, fixed, {})
+def main() -> None:
+    fixed = {"HEADS": 128, "ROW_BLOCKS": 2, "PDL": True}
+    tiles = (described(128), described(64)) * 2
+    types = TYPES | dict(zip(wide.arg_names, tiles, strict=False)) | dict.fromkeys(fixed, "constexpr")
+    source = GluonASTSource(wide, {name: types.get(name, "*i32") for name in wide.arg_names}, fixed, {})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     products = sorted(set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16)", made.asm["ptx"])))
-    return {"shared": made.metadata.shared, "stack": stack(made.asm["cubin"]), "products": products}
-
-
-def main() -> None:
-    plain, raw = described("bf16", 64, 256), described("fp8e4nv", 64, 512, RAW)
-    few = {"HEADS": 16, "ROW_BLOCKS": 1, "PDL": True}
-    many = {"HEADS": 128, "ROW_BLOCKS": 2, "PDL": True}
-    found = {
-        "wide": compiled(wide, 64, plain, many),
-        "narrow": compiled(narrow, 16, plain, few | {"PACKED": False}),
-        "packed": compiled(narrow, 16, raw, few | {"PACKED": True}),
-    }
-    print(json.dumps(found))
+    print(json.dumps({"shared": made.metadata.shared, "stack": stack(made.asm["cubin"]), "products": products}))
 
 
 if __name__ == "__main__":
