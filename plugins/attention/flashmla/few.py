@@ -70,7 +70,7 @@ class Few:
         else:
             tiles = tensor_map(latent.data_ptr(), [64, latent.numel() // 576, 9], [1152, 128], [64, 32, 9])
         row = ctypes.c_long(work[3].stride(0))
-        plain = [row, ctypes.c_int(q.shape[0]), ctypes.c_float(scale)]
+        plain: list[ctypes._CData] = [row, ctypes.c_int(q.shape[0]), ctypes.c_float(scale)]
         arguments: list[ctypes._CData] = [tiles, *_at(q, latent, *outputs, *work), *plain]
         launch(self._kernel, (parts * self._blocks, 1, 1), 288, self._shared, arguments)
 
