@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import struct
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.plugins.kv_connectors.local.memory import map_peer
 from engine.transport.channel import Channel
 
 _FILE: Final = struct.Struct("i")
@@ -21,6 +23,7 @@ class FileChannel(Channel):
     def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any], limit: int) -> None:
         super().__init__(sock, decoder, limit)
         self._to_send: int | None = None
+        self._mapping: mmap.mmap | None = None
         self.file: int | None = None
         """The file that came in, owned by the channel."""
 
@@ -49,12 +52,34 @@ class FileChannel(Channel):
 
     def _keep(self, file: int) -> None:
         if self.file is not None:
+            if not os.path.sameopenfile(self.file, file):
+                self._unmap()
             os.close(self.file)
         self.file = file
+
+    def mapping(self, num_bytes: int) -> mmap.mmap:
+        """The first bytes of the file that came in, for reading. What was mapped stays so until the channel closes or
+        another file comes: a fetch that comes the same way finds the pages there.
+
+        Raises:
+            ValueError: there is no file, or it is no sealed memory file of that size.
+        """
+        if self.file is None:
+            raise ValueError("the producer's memory file did not come with its answer")
+        if self._mapping is None or len(self._mapping) < num_bytes:
+            self._unmap()
+            self._mapping = map_peer(self.file, num_bytes)
+        return self._mapping
+
+    def _unmap(self) -> None:
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
 
     def close(self) -> None:
         """Close the socket and the file that came in; harmless twice."""
         super().close()
+        self._unmap()
         if self.file is not None:
             os.close(self.file)
             self.file = None
