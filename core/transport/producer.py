@@ -35,6 +35,7 @@ class _Peer:
     publication: Publication | None = None
     waiting: Open | None = None  # for digests
     leaving: bool = False  # to be closed when what was said is sent
+    kept: bool = False  # has fetched, and may again
 
 
 class Producer(Loop):
@@ -123,7 +124,7 @@ class Producer(Loop):
                 self._transport.heard(peer.channel, body)
             case Cancel(reason):
                 self._lose(peer, reason)
-            case _ if not peer.leaving:
+            case _ if not (peer.leaving or (peer.kept and publication is None)):  # then it came too late
                 raise ProtocolError(f"the consumer sent {type(message).__name__} out of turn")
 
     def _open(self, peer: _Peer, asked: Open) -> None:
@@ -191,7 +192,7 @@ class Producer(Loop):
             self._report_lost(publication, damage)
         peer.channel.send(Ack())
         if self._transport.keeps and not damage:
-            peer.deadline = time.monotonic() + 2 * SECONDS  # the next fetch may come the same way
+            peer.kept, peer.deadline = True, time.monotonic() + 2 * SECONDS
         else:
             self._leave(peer)
 
