@@ -1,4 +1,4 @@
-"""Multi-head latent attention on Hopper: absorbed queries by Gluon kernels, long chunks expanded by the common rule.
+"""Multi-head latent attention on Hopper: absorbed queries by its own kernels, long chunks expanded by the common rule.
 
 Called on the runner's thread. Every new token that is not expanded is a row of its own for the kernels, with its own
 length; `plan` and `forward` of a batch of decodes read lengths on the device only, so they may be captured.

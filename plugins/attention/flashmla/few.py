@@ -14,9 +14,6 @@ from engine.plugins.attention.flashmla.cuda import Map, Module, Pointer, compile
 HEIGHT: Final = 16
 """Query rows of a program."""
 
-AHEAD: Final = 8
-"""Pieces of 32 tokens to fetch into the L2 before the kernel ahead has ended."""
-
 _EXCHANGE: Final = 32768 + 256  # bytes of shared memory for what warps tell each other
 _BARRIER: Final = 16
 
@@ -27,15 +24,16 @@ def source() -> str:
     return Path(__file__).with_name("few.cu").read_text()
 
 
-def macros(heads: int, packed: bool, ahead: int = AHEAD) -> dict[str, int]:
-    """What `few.cu` is compiled for."""
+def macros(heads: int, packed: bool) -> dict[str, int]:
+    """What `few.cu` is compiled for; stages and pieces fetched ahead as they were fastest (NOTES.md)."""
+    stages, ahead = (8, 0) if packed else (4, 4)
     blocks = -(-heads // HEIGHT)
-    return {"PACKED": packed, "HEADS": heads, "ROW_BLOCKS": blocks, "STAGES": 8 if packed else 4, "AHEAD": ahead}
+    return {"PACKED": int(packed), "HEADS": heads, "ROW_BLOCKS": blocks, "STAGES": stages, "AHEAD": ahead}
 
 
 @cache
-def _loaded(heads: int, packed: bool, ahead: int) -> Module:
-    return Module(compiled(source(), {name: int(value) for name, value in macros(heads, packed, ahead).items()}))
+def _loaded(heads: int, packed: bool) -> Module:
+    return Module(compiled(source(), macros(heads, packed)))
 
 
 def _at(*tensors: Tensor) -> list[Pointer]:
@@ -45,11 +43,11 @@ def _at(*tensors: Tensor) -> list[Pointer]:
 class Few:
     """The decode kernel for one number of heads."""
 
-    def __init__(self, heads: int, packed: bool, ahead: int = AHEAD) -> None:
+    def __init__(self, heads: int, packed: bool) -> None:
         self._packed, self._blocks = packed, -(-heads // HEIGHT)
         stages, row = macros(heads, packed)["STAGES"], 656 if packed else 1152
         self._shared = 1024 + stages * (32 * row + _BARRIER) + _EXCHANGE
-        self._kernel = _loaded(heads, packed, ahead).kernel("few", self._shared)
+        self._kernel = _loaded(heads, packed).kernel("few", self._shared)
 
     def __call__(
         self,
@@ -78,8 +76,8 @@ class Few:
 class Merge:
     """Puts together what parts have of requests that a cut went through."""
 
-    def __init__(self, heads: int, packed: bool, ahead: int = AHEAD) -> None:
-        module = _loaded(heads, packed, ahead)
+    def __init__(self, heads: int, packed: bool) -> None:
+        module = _loaded(heads, packed)
         self._kernels = {split: module.kernel(f"merge{split}") for split in (1, 4)}
 
     def __call__(self, outputs: tuple[Tensor, Tensor, Tensor], work: tuple[Tensor, Tensor, Tensor], parts: int) -> None:
