@@ -29,11 +29,6 @@ LOG2E: Final = 1.4426950408889634
 PROGRAMS: Final = 2
 """Programs per multiprocessor that share the keys of all decodes; several, since parts end at different times."""
 
-AHEAD: Final = 128
-"""Keys of a part that are asked for before the kernels ahead have ended, where there are few decodes."""
-
-FEW: Final = 16
-
 LONG: Final = 64
 """Mean number of new tokens from which a tile takes one query head; below, the heads of a KV head share a tile."""
 
@@ -271,7 +266,6 @@ class TritonAttention(AttentionBackend):
             SHARED=shared is not None,
             SPLITS=SPLITS,
             EARLY=EARLY,
-            AHEAD=AHEAD if batch.num_decodes <= FEW else 0,
             num_warps=self._decode.warps,
             launch_pdl=EARLY,
             **self._common,

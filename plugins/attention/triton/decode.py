@@ -12,15 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.dependent import LINE, begin, fetch, wait
+from engine.ops.dependent import begin, wait
 from engine.plugins.attention.triton.packed import scale_of, store_one, widen
 from engine.plugins.attention.triton.rotate import angles, load_rotated
 
 ITEM = 5
 """Integers per item of the work list: request (-1: none), first key, end of keys, first item of the request, items."""
-
-TOGETHER = tl.constexpr(4)
-"""Parts of which a merge reads at once, for each takes a way to the L2 and back."""
 
 
 @triton.jit(do_not_specialize=["requests", "capacity", "window", "wanted"])
@@ -70,32 +67,6 @@ def list_work(
 
 
 @triton.jit
-def _fetch_keys(
-    k_pages,
-    v_pages,
-    table,
-    start,
-    end,
-    head,
-    k_page,
-    v_page,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    V_DIM: tl.constexpr,
-    V_PAD: tl.constexpr,
-    PAGE: tl.constexpr,
-):
-    """Ask for some keys and their values to come into the L2, before the kernels ahead have ended."""
-    line, v_line = tl.arange(0, (DIM_PAD + LINE - 1) // LINE), tl.arange(0, (V_PAD + LINE - 1) // LINE)
-    for at in range(start, end, 64):
-        n = tl.minimum(at + tl.arange(0, 64), end - 1)
-        page = tl.load(table + n // PAGE).to(tl.int64)
-        inside = head * PAGE + n % PAGE
-        fetch(k_pages + (page * k_page + inside * DIM)[:, None] + tl.minimum(line * LINE, DIM - 1)[None, :])
-        fetch(v_pages + (page * v_page + inside * V_DIM)[:, None] + tl.minimum(v_line * LINE, V_DIM - 1)[None, :])
-
-
-@triton.jit
 def nothing(ROWS: tl.constexpr, V_PAD: tl.constexpr):
     """A running softmax that has seen no key: maximum, total and weighted sum."""
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -119,26 +90,19 @@ def merge(
 ):
     """Add the parts `first` to `first + count` to a running softmax: best, total [ROWS], acc [ROWS, V_PAD]."""
     dv = tl.arange(0, V_PAD)
-    for at in range(first, first + count, TOGETHER):
-        for j in tl.static_range(TOGETHER):  # unrolled, so that their loads are under way together
-            part = at + j + tl.zeros_like(heads)
-            here = is_row & (part < first + count)
-            place = (part * HEADS + heads).to(tl.int64)
-            other = tl.load(partial_stats + place * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
-            sums = tl.load(partial_stats + place * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
-            outs = tl.load(
-                partial_out + place[:, None] * V_DIM + dv[None, :],
-                mask=here[:, None] & (dv[None, :] < V_DIM),
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            peak = tl.maximum(best, other)
-            safe = tl.where(peak == float("-inf"), 0.0, peak)
-            mine = tl.exp2(best - safe)
-            theirs = tl.exp2(other - safe)
-            total = total * mine + sums * theirs
-            acc = acc * mine[:, None] + outs * theirs[:, None]
-            best = peak
+    is_out = is_row[:, None] & (dv[None, :] < V_DIM)
+    for i in range(first, first + count):
+        place = (i * HEADS + heads).to(tl.int64)
+        other = tl.load(partial_stats + place * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(partial_stats + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        outs = tl.load(partial_out + place[:, None] * V_DIM + dv[None, :], mask=is_out, other=0.0, cache_modifier=".cg")
+        peak = tl.maximum(best, other)
+        safe = tl.where(peak == float("-inf"), 0.0, peak)
+        mine = tl.exp2(best - safe)
+        theirs = tl.exp2(other - safe)
+        total = total * mine + sums * theirs
+        acc = acc * mine[:, None] + outs * theirs[:, None]
+        best = peak
     return best, total, acc
 
 
@@ -195,7 +159,6 @@ def decode(
     SHARED: tl.constexpr,
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """One item of the work list for one KV head: program (item, KV head).
 
@@ -215,17 +178,13 @@ def decode(
         wait(EARLY)
         return
     start_at, end = tl.load(at + 1), tl.load(at + 2)
-    first, count, length = tl.load(at + 3), tl.load(at + 4), tl.load(seq_lens + request)
+    first, count = tl.load(at + 3), tl.load(at + 4)
+    length = tl.load(seq_lens + request)
     row, d, dv = tl.arange(0, ROWS), tl.arange(0, DIM_PAD), tl.arange(0, V_PAD)
     is_row = row < GROUP
     heads = head * GROUP + row
     is_query = is_row[:, None] & (d[None, :] < DIM)
     q_at = q + request.to(tl.int64) * q_token + heads[:, None] * q_head
-    table = block_tables + request.to(tl.int64) * table_row
-    slot = tl.load(slot_mapping + request)
-    if EARLY and AHEAD > 0:
-        n = tl.minimum(end, start_at + AHEAD)
-        _fetch_keys(k_pages, v_pages, table, start_at, n, head, k_page, v_page, DIM, DIM_PAD, V_DIM, V_PAD, PAGE)
     if ROTATE:
         cos, sin = angles(cos_sin, tl.load(positions + request), d, DIM)
         wait(EARLY)
@@ -234,6 +193,7 @@ def decode(
         wait(EARLY)
         queries = tl.load(q_at + d[None, :], mask=is_query, other=0.0)
     if STORE and end == length:
+        slot = tl.load(slot_mapping + request)
         page, inside = slot // PAGE, head * PAGE + slot % PAGE
         k_at = k + request.to(tl.int64) * k_token + head * k_head
         new_k = load_rotated(k_at, d, d < DIM, cos, sin, DIM) if ROTATE else tl.load(k_at + d, mask=d < DIM)
@@ -242,6 +202,7 @@ def decode(
         store_one(new_v, v_pages, v_scales, page, v_page, inside, dv, KV_HEADS * PAGE, V_DIM, PACKED)
         tl.debug_barrier()  # the loop below reads them back
     best, total, acc = nothing(ROWS, V_PAD)
+    table = block_tables + request.to(tl.int64) * table_row
     for start in tl.range(start_at, end, BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
         exists = n < end

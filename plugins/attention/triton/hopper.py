@@ -18,12 +18,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+"""Triton 3.6's name is the longer one."""
+
 
 @gluon.jit
 def _send(desc, row, column, bars, buffers, slot, pred):
     """Ask for a block of rows to come into a slot; its barrier tells."""
     mbarrier.expect(bars.index(slot), desc.block_type.nbytes, pred=pred)
-    tma.async_copy_global_to_shared(desc, [row, column], bars.index(slot), buffers.index(slot), pred=pred)
+    _copy(desc, [row, column], bars.index(slot), buffers.index(slot), pred=pred)
 
 
 @gluon.jit
