@@ -52,8 +52,10 @@ def signature(kernel: Any, fixed: dict[str, Any], types: dict[str, str]) -> dict
 
 
 def plain(kernel: Any, fixed: dict[str, Any]) -> ASTSource:
+    types = signature(kernel, fixed, TYPES)
     places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
-    return ASTSource(kernel, signature(kernel, fixed, TYPES), places)
+    aligned = [i for i, kind in enumerate(types.values()) if kind.startswith("*") or kind == "i32"]
+    return ASTSource(kernel, types, places, {(i,): [["tt.divisibility", 16]] for i in aligned})
 
 
 def main() -> None:
