@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from engine.plugins.attention.flashmla.cuda import Map, Module, Pointer, compiled, launch, tensor_map
@@ -32,7 +33,8 @@ def macros(heads: int, packed: bool) -> dict[str, int]:
 
 
 @cache
-def _loaded(heads: int, packed: bool) -> Module:
+def _loaded(heads: int, packed: bool, device: int) -> Module:
+    """On PyTorch's current device, whose number is given since each has a context of its own."""
     return Module(compiled(source(), macros(heads, packed)))
 
 
@@ -47,7 +49,7 @@ class Few:
         self._packed, self._blocks = packed, -(-heads // HEIGHT)
         stages, row = macros(heads, packed)["STAGES"], 656 if packed else 1152
         self._shared = 1024 + stages * (32 * row + _BARRIER) + _EXCHANGE
-        self._kernel = _loaded(heads, packed).kernel("few", self._shared)
+        self._kernel = _loaded(heads, packed, torch.cuda.current_device()).kernel("few", self._shared)
 
     def __call__(
         self,
@@ -77,7 +79,7 @@ class Merge:
     """Puts together what parts have of requests that a cut went through."""
 
     def __init__(self, heads: int, packed: bool) -> None:
-        module = _loaded(heads, packed)
+        module = _loaded(heads, packed, torch.cuda.current_device())
         self._kernels = {split: module.kernel(f"merge{split}") for split in (1, 4)}
 
     def __call__(self, outputs: tuple[Tensor, Tensor, Tensor], work: tuple[Tensor, Tensor, Tensor], parts: int) -> None:
