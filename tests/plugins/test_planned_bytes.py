@@ -32,14 +32,13 @@ from engine.specs.model import Model
 def test_predicted_bytes_are_those_allocated(
     tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
-    folder, seen = tiny(name), []
+    folder, seen, made = tiny(name), [], Runner.__init__
 
-    class Watched(Runner):
-        def __init__(self, model: Model, backend: AttentionBackend, pool: KVPool, **more: Any) -> None:
-            seen.append((model.weight_bytes(), sum(part.nbytes for layer in pool for part in layer)))
-            super().__init__(model, backend, pool, **more)
+    def watched(runner: Runner, model: Model, backend: AttentionBackend, pool: KVPool, **more: Any) -> None:
+        seen.append((model.weight_bytes(), sum(part.nbytes for layer in pool for part in layer)))
+        made(runner, model, backend, pool, **more)
 
-    monkeypatch.setattr("engine.assemble.Runner", Watched)
+    monkeypatch.setattr(Runner, "__init__", watched)  # of every kind of runner
     loaded = load_config(None, [f"model.source=path:{folder}", f"model.dtype={dtype}", "kv_cache.pages=64"])
     plan = make_plan(loaded.config, Registry.discover(), detect("cpu"), folder)
     assemble(loaded.config, folder).engine.close()
