@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 import triton
+from compiled import stack
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -24,17 +22,6 @@ TYPES |= {"table_row": "i32", "requests": "i32"}
 
 def described(columns: int) -> str:
     return f"tensordesc<bf16[64, {columns}],{TILE!r}>"
-
-
-def stack(cubin: bytes) -> int:
-    """Bytes of stack a thread, where spilled registers go."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(cubin)
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"STACK:(\d+)", report.stdout + report.stderr)
-    assert found, report
-    return int(found[1])
 
 
 def main() -> None:

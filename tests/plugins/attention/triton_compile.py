@@ -7,13 +7,10 @@ compiled in a process that interprets kernels.
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
+from compiled import stack
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
@@ -35,16 +32,9 @@ TYPES = dict.fromkeys(ROWS, "*bf16") | dict.fromkeys(FLOATS, "*fp32") | dict.fro
 TYPES |= {"slot_mapping": "*i64", "positions": "*i64", "scale": "fp32", "softcap": "fp32"}
 
 
-def stack(source: Any, warps: int) -> int:
-    """Bytes of stack a thread, where spilled registers go."""
+def spilled(source: Any, warps: int) -> int:
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(made.asm["cubin"])
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"STACK:(\d+)", report.stdout + report.stderr)
-    assert found, report
-    return int(found[1])
+    return stack(made.asm["cubin"])
 
 
 def signature(kernel: Any, fixed: dict[str, Any], types: dict[str, str]) -> dict[str, str]:
@@ -63,9 +53,9 @@ def main() -> None:
     tiles = dict.fromkeys(("q_desc", "k_desc", "v_desc"), f"tensordesc<bf16[128, 128],{layout!r}>")
     kernel = hopper.prefill_tiles
     found = {
-        "decode": stack(plain(decode.decode, DECODE), 4),
-        "gather": stack(plain(gather.gather, GATHER), 8),
-        "tiles": stack(GluonASTSource(kernel, signature(kernel, TILES, TYPES | tiles), TILES, {}), 8),
+        "decode": spilled(plain(decode.decode, DECODE), 4),
+        "gather": spilled(plain(gather.gather, GATHER), 8),
+        "tiles": spilled(GluonASTSource(kernel, signature(kernel, TILES, TYPES | tiles), TILES, {}), 8),
     }
     print(json.dumps(found))
 
